@@ -1,0 +1,7 @@
+//! The commands.
+use std::process::ExitCode;
+
+/// Runs the command line.
+pub fn run() -> ExitCode {
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,261 @@
+//! The one HTTP client: the commands and the agent both speak to the daemon through it.
+//!
+//! It knows addresses, tokens, time limits and problems; it does not retry. Whoever calls knows whether asking
+//! again is right.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+/// How long a call may take when its caller has no reason to wait longer.
+pub const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// A token: never printed, not even by `{:?}`.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl Token {
+    /// Wraps the text of a token; surrounding white space (a file's last newline) is dropped.
+    pub fn new(text: &str) -> Self {
+        Self(text.trim().to_owned())
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Speaks to one daemon. Cheap to clone; connections are kept and shared.
+#[derive(Clone, Debug)]
+pub struct Client {
+    base: String,
+    token: Token,
+    pool: Pool<HttpConnector, Full<Bytes>>,
+}
+
+/// A 2xx answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status: a caller may care for 200, 201, 202 or 204.
+    pub status: StatusCode,
+    /// The headers as received.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+/// Why a call has no 2xx answer.
+#[derive(Debug)]
+pub enum Error {
+    /// There is no address, no token, or they make no sense: nothing was sent.
+    Setup(String),
+    /// No answer: the daemon is not there, or went away, or took too long. Whether it acted is unknown.
+    Unreachable {
+        /// The address that was tried.
+        url: String,
+        /// What the connection said.
+        cause: String,
+    },
+    /// The daemon answered with a problem.
+    Refused(Box<Problem>),
+    /// The answer was not what this client understands.
+    Garbled(String),
+}
+
+/// A problem, as the daemon tells it (`application/problem+json`).
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// The stable code, e.g. `no-candidate`; empty when the body was no problem document.
+    pub code: String,
+    /// The sentence for people.
+    pub detail: String,
+    /// JSON pointer to the field that is wrong, if one is.
+    pub path: Option<String>,
+    /// The whole document.
+    pub body: Value,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Setup(what) => f.write_str(what),
+            Self::Unreachable { url, cause } => {
+                write!(f, "cannot reach the daemon at {url}: is `mediator serve` running? ({cause})")
+            }
+            Self::Refused(problem) => problem.fmt(f),
+            Self::Garbled(what) => write!(f, "the daemon's answer makes no sense: {what}"),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)?;
+        if let Some(path) = &self.path {
+            write!(f, " (at {path})")?;
+        }
+        if self.code.is_empty() {
+            write!(f, " [{}]", self.status.as_u16())
+        } else {
+            write!(f, " [{} {}]", self.status.as_u16(), self.code)
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Answer {
+    /// Returns the body as JSON.
+    pub fn json(&self) -> Result<Value, Error> {
+        serde_json::from_slice(&self.body).map_err(|error| Error::Garbled(error.to_string()))
+    }
+}
+
+impl Client {
+    /// Makes a client for the daemon at `url`, e.g. `http://127.0.0.1:7340`.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] when `url` is not an `http://` address.
+    pub fn new(url: &str, token: Token) -> Result<Self, Error> {
+        let base = url.trim().trim_end_matches('/').to_owned();
+        let fits = base.parse::<Uri>().is_ok_and(|uri| {
+            uri.scheme_str() == Some("http") && uri.authority().is_some() && uri.path() == "/" && uri.query().is_none()
+        });
+        if !fits {
+            return Err(Error::Setup(format!("'{base}' is not the address of a daemon: expected http://HOST:PORT")));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(Duration::from_secs(10)));
+        let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
+        Ok(Self { base, token, pool })
+    }
+
+    /// Makes a client from `MEDIATOR_URL` and `MEDIATOR_TOKEN`; what is not there is read from `url` and
+    /// `operator.token` in the data folder on this machine (`data`).
+    ///
+    /// # Errors
+    /// [`Error::Setup`], telling what is missing and how to get it.
+    pub fn discover(data: &Path) -> Result<Self, Error> {
+        let from_folder = |name: &str| {
+            let path: PathBuf = data.join(name);
+            std::fs::read_to_string(&path).map_err(|error| {
+                Error::Setup(format!(
+                    "cannot find the daemon: {} is not readable ({error}). Start one here with `mediator serve`, or set \
+                     MEDIATOR_URL and MEDIATOR_TOKEN",
+                    path.display()
+                ))
+            })
+        };
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let url = set("MEDIATOR_URL").map_or_else(|| from_folder("url"), Ok)?;
+        let token = set("MEDIATOR_TOKEN").map_or_else(|| from_folder("operator.token"), Ok)?;
+        Self::new(&url, Token::new(&token))
+    }
+
+    /// Returns the daemon's address.
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// Asks `path` (with its query); waits at most [`CALL_LIMIT`].
+    pub async fn get(&self, path: &str) -> Result<Answer, Error> {
+        self.call(Method::GET, path, None, Bytes::new(), CALL_LIMIT).await
+    }
+
+    /// Posts JSON; waits at most [`CALL_LIMIT`].
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, Error> {
+        self.call(Method::POST, path, Some("application/json"), Bytes::from(body.to_string()), CALL_LIMIT).await
+    }
+
+    /// Sends one request and returns its 2xx answer. `path` starts with `/` and may have a query; `limit` bounds
+    /// the whole exchange.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when there was no answer (whether the daemon acted is unknown),
+    /// [`Error::Refused`] for any status that is not 2xx.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&str>,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Answer, Error> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(AUTHORIZATION, format!("Bearer {}", self.token.0));
+        if let Some(content_type) = content_type {
+            request = request.header(CONTENT_TYPE, content_type);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| Error::Setup(error.to_string()))?;
+        let unreachable = |cause: String| Error::Unreachable { url: self.base.clone(), cause };
+        let exchange = async {
+            let response = self.pool.request(request).await.map_err(|error| unreachable(chain(&error)))?;
+            let (head, body) = response.into_parts();
+            let body = body.collect().await.map_err(|error| unreachable(chain(&error)))?.to_bytes();
+            Ok((head, body))
+        };
+        let (head, body) = tokio::time::timeout(limit, exchange)
+            .await
+            .map_err(|_| unreachable(format!("no answer within {} s", limit.as_secs_f32())))??;
+        if head.status.is_success() {
+            Ok(Answer { status: head.status, headers: head.headers, body })
+        } else {
+            Err(Error::Refused(Box::new(Problem::read(head.status, &body))))
+        }
+    }
+}
+
+impl Problem {
+    fn read(status: StatusCode, body: &[u8]) -> Self {
+        let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
+        let text = |name: &str| body[name].as_str().map(str::to_owned);
+        Self {
+            status,
+            code: text("code").unwrap_or_default(),
+            detail: text("detail").unwrap_or_else(|| format!("the daemon answered {status}")),
+            path: text("path"),
+            body,
+        }
+    }
+}
+
+/// Returns an error with all its causes, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}
+
+/// Percent-encodes one path segment or query value.
+pub fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}

@@ -1,0 +1,3 @@
+//! What mediator decides, as pure functions: no I/O, no clock, no threads, no SQL.
+
+pub mod ids;

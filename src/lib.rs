@@ -1,0 +1,6 @@
+//! Mediator.
+pub mod agent;
+pub mod cli;
+pub mod client;
+pub mod clock;
+pub mod domain;

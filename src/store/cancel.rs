@@ -1,0 +1,27 @@
+//! Cancelling a run: by a person, kept with who and why.
+
+use super::Error;
+use super::runs;
+use super::tx::Tx;
+use crate::domain::ids::RunId;
+use crate::domain::run::VerdictKind;
+
+/// Cancels a run; a run that has ended stays as it is.
+///
+/// The queue is woken even if the run held nothing: a cancel is one of the events that wake it.
+///
+/// # Errors
+/// `not-found`.
+pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<(), Error> {
+    let row = runs::get(tx, run)?;
+    if row.state.is_terminal() {
+        return Ok(());
+    }
+    let detail = match reason {
+        Some(reason) => format!("cancelled by {by}: {reason}"),
+        None => format!("cancelled by {by}"),
+    };
+    runs::end(tx, &row, &runs::verdict(VerdictKind::Cancelled, detail))?;
+    tx.owe_wake();
+    Ok(())
+}

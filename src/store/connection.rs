@@ -1,0 +1,164 @@
+//! Connections: the one that writes, and the pool that only reads. Every setting is read back, because SQLite ignores
+//! a pragma that it does not know or cannot honour.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use crate::clock;
+use crate::config::Synchronous;
+
+/// How long a statement waits for somebody else's lock.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(5000);
+
+/// How long one read may take: a reader that stays keeps the WAL from shrinking.
+const READ_LIMIT_MS: i64 = 5000;
+
+/// WAL before 3.51.3 could lose pages when two connections checkpointed at once.
+const OLDEST_SQLITE: i32 = 3_051_003;
+
+/// Opens the writing connection.
+///
+/// # Errors
+/// A sentence that names the setting that could not be made.
+pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, String> {
+    if rusqlite::version_number() < OLDEST_SQLITE {
+        return Err(format!("SQLite {} is too old: its WAL can lose pages", rusqlite::version()));
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let open = || -> rusqlite::Result<Connection> {
+        let conn = Connection::open_with_flags(path, flags)?;
+        conn.busy_timeout(BUSY_TIMEOUT)?;
+        conn.pragma_update(None, "journal_mode", "wal")?;
+        conn.pragma_update(
+            None,
+            "synchronous",
+            match synchronous {
+                Synchronous::Full => 2,
+                Synchronous::Normal => 1,
+            },
+        )?;
+        // Automatic checkpoints swallow errors: the writer checkpoints, and reads the result.
+        conn.pragma_update(None, "wal_autocheckpoint", 0)?;
+        // Well below the size at which the writer checkpoints: a file that was started over is small again.
+        conn.pragma_update(None, "journal_size_limit", 1 << 20)?;
+        common(&conn)?;
+        Ok(conn)
+    };
+    let conn = open().map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+    let synchronous = if synchronous == Synchronous::Full { "2" } else { "1" };
+    expect(&conn, &[("journal_mode", "wal"), ("synchronous", synchronous), ("wal_autocheckpoint", "0")])?;
+    Ok(conn)
+}
+
+fn common(conn: &Connection) -> rusqlite::Result<()> {
+    conn.pragma_update(None, "foreign_keys", true)?;
+    conn.pragma_update(None, "trusted_schema", false)?;
+    conn.pragma_update(None, "cell_size_check", true)?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    conn.set_prepared_statement_cache_capacity(256);
+    Ok(())
+}
+
+/// Reads the settings back.
+fn expect(conn: &Connection, own: &[(&str, &str)]) -> Result<(), String> {
+    let common = [("foreign_keys", "1"), ("trusted_schema", "0"), ("cell_size_check", "1"), ("busy_timeout", "5000")];
+    for (name, wanted) in own.iter().chain(&common) {
+        let found = conn
+            .pragma_query_value(None, name, |row| row.get::<_, rusqlite::types::Value>(0))
+            .map_err(|error| format!("cannot read back {name}: {error}"))?;
+        let found = match found {
+            rusqlite::types::Value::Integer(number) => number.to_string(),
+            rusqlite::types::Value::Text(text) => text,
+            other => format!("{other:?}"),
+        };
+        if found != *wanted {
+            return Err(format!("SQLite's {name} is {found} and must be {wanted}"));
+        }
+    }
+    match conn.db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE) {
+        Ok(true) => {}
+        other => return Err(format!("SQLite is not in defensive mode: {other:?}")),
+    }
+    let unsafe_build: bool = conn
+        .query_row("SELECT count(*) FROM pragma_compile_options WHERE compile_options LIKE 'NO_SYNC%'", [], |r| {
+            r.get(0)
+        })
+        .map_err(|error| format!("cannot read the compile options: {error}"))?;
+    if unsafe_build { Err("this SQLite was built without syncs (NO_SYNC)".into()) } else { Ok(()) }
+}
+
+/// Makes the read-only connections of the pool.
+#[derive(Debug)]
+pub struct Readers {
+    path: PathBuf,
+}
+
+impl Readers {
+    /// Readers of the database at `path`, which the writer has opened before.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+}
+
+/// Why a reader could not be made.
+#[derive(Debug)]
+pub struct ReaderError(String);
+
+impl std::fmt::Display for ReaderError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ReaderError {}
+
+impl r2d2::ManageConnection for Readers {
+    type Connection = Connection;
+    type Error = ReaderError;
+
+    fn connect(&self) -> Result<Connection, ReaderError> {
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let open = || -> rusqlite::Result<Connection> {
+            let conn = Connection::open_with_flags(&self.path, flags)?;
+            conn.busy_timeout(BUSY_TIMEOUT)?;
+            conn.pragma_update(None, "query_only", true)?;
+            common(&conn)?;
+            Ok(conn)
+        };
+        let conn = open().map_err(|error| ReaderError(error.to_string()))?;
+        expect(&conn, &[("journal_mode", "wal"), ("query_only", "1")]).map_err(ReaderError)?;
+        Ok(conn)
+    }
+
+    fn is_valid(&self, _: &mut Connection) -> Result<(), ReaderError> {
+        Ok(())
+    }
+
+    fn has_broken(&self, conn: &mut Connection) -> bool {
+        // A connection that comes back inside a transaction would pin its snapshot.
+        !conn.is_autocommit()
+    }
+}
+
+/// Runs `read` in one snapshot, for at most [`READ_LIMIT_MS`].
+pub(super) fn read<T>(
+    conn: &mut Connection,
+    read: impl FnOnce(&Connection) -> Result<T, super::Error>,
+) -> Result<T, super::Error> {
+    let end = clock::boottime_ms() + READ_LIMIT_MS;
+    conn.progress_handler(10_000, Some(move || clock::boottime_ms() > end))?;
+    conn.execute_batch("BEGIN")?;
+    let outcome = read(conn);
+    // A snapshot that was only read ends the same way whatever came of it.
+    let ended = conn.execute_batch("ROLLBACK");
+    conn.progress_handler(0, None::<fn() -> bool>)?;
+    ended?;
+    outcome
+}

@@ -1,0 +1,79 @@
+//! The operator's side of a node: draining, and removing it. (The owner's side comes with its adverts.)
+
+use rusqlite::OptionalExtension as _;
+use serde_json::json;
+
+use super::advert::DrainMode;
+use super::error::Refusal;
+use super::hub::Topic;
+use super::tx::{About, Tx};
+use super::{Error, not_found, progress};
+use crate::domain::ids::NodeId;
+
+/// Lets no new lease onto a node, on an operator's behalf. Kept over restarts of the daemon and the agent.
+///
+/// # Errors
+/// `not-found`.
+pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: &str) -> Result<(), Error> {
+    must_exist(tx, node)?;
+    // Saying the same again keeps since when it drains.
+    tx.conn
+        .prepare_cached(
+            "UPDATE nodes SET operator_since = CASE WHEN operator_mode IS ?2 THEN operator_since ELSE ?5 END,
+                 operator_mode = ?2, operator_reason = ?3, operator_by = ?4 WHERE node_id = ?1",
+        )?
+        .execute((node.as_str(), mode.as_str(), reason, by, tx.now))?;
+    tx.touch(node);
+    tx.event("node.drained", About::node(node), json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
+    log::info!("node drained node={node} mode={} by={by:?}", mode.as_str());
+    progress::resume(tx, node)
+}
+
+/// Lifts the operator's drain; the owner's remains. Wakes the queue, and lets begin what the drain kept from it.
+///
+/// # Errors
+/// `not-found`.
+pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
+    must_exist(tx, node)?;
+    let lifted = tx
+        .conn
+        .prepare_cached(
+            "UPDATE nodes SET operator_mode = NULL, operator_reason = NULL, operator_by = NULL, operator_since = NULL
+             WHERE node_id = ?1 AND operator_mode IS NOT NULL",
+        )?
+        .execute([node.as_str()])?;
+    if lifted == 0 {
+        return Ok(());
+    }
+    tx.touch(node);
+    tx.event("node.undrained", About::node(node), json!({"by": by}))?;
+    log::info!("node undrained node={node} by={by:?}");
+    tx.owe_wake();
+    progress::resume(tx, node)
+}
+
+/// Forgets a node: it is no candidate any more. An agent that still speaks for it makes it anew.
+///
+/// # Errors
+/// `not-found`; `node-leased` while a run holds it.
+pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
+    must_exist(tx, node)?;
+    if let Some(run) = super::runs::holding(tx, node)? {
+        let detail = format!("run {run} holds node {node}: drain it and wait, or cancel the run");
+        return Err(Error::Refused(Refusal::new("node-leased", detail).with("run_id", run.as_str())));
+    }
+    tx.conn.prepare_cached("DELETE FROM nodes WHERE node_id = ?1")?.execute([node.as_str()])?;
+    tx.touch(node);
+    tx.tell(Topic::Node(node.clone()));
+    tx.event("node.removed", About::node(node), json!({"by": by}))?;
+    log::info!("node removed node={node} by={by:?}");
+    Ok(())
+}
+
+fn must_exist(tx: &Tx, node: &NodeId) -> Result<(), Error> {
+    let mut statement = tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?;
+    match statement.query_row([node.as_str()], |_| Ok(())).optional()? {
+        Some(()) => Ok(()),
+        None => Err(not_found(format_args!("node {node}"))),
+    }
+}

@@ -1,0 +1,157 @@
+//! The nodes as matching sees them, kept in memory between transactions.
+//!
+//! Reading and parsing a thousand adverts for every event would be most of the event's cost. Whoever changes a node,
+//! its lease or its draining *touches* it, and only what was touched is read again. A write from outside the daemon
+//! is noticed by `PRAGMA data_version`, and then everything is read again.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use rusqlite::{Connection, OptionalExtension as _, Row};
+
+use super::{Error, NEVER};
+use crate::clock::Ms;
+use crate::config::Settings;
+use crate::domain::ids::NodeId;
+use crate::domain::matching::Node;
+
+/// All nodes, in the order in which matching tries them.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    entries: BTreeMap<(usize, NodeId), Entry>,
+    weights: HashMap<NodeId, usize>,
+    stale: Stale,
+}
+
+#[derive(Debug)]
+enum Stale {
+    All,
+    These(HashSet<NodeId>),
+}
+
+/// One node.
+#[derive(Debug, PartialEq)]
+pub(super) struct Entry {
+    /// What matching looks at.
+    pub(super) node: Node,
+    /// What people call it.
+    pub(super) label: Option<String>,
+    known_until: Ms,
+    live_until: Ms,
+    is_silent: bool,
+    is_draining: bool,
+    is_leased: bool,
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), weights: HashMap::new(), stale: Stale::All }
+    }
+}
+
+impl Entry {
+    /// Says whether a new lease may be granted on it: not leased, not draining, not silent.
+    fn is_available(&self, now: Ms) -> bool {
+        self.is_known(now) && now < self.live_until && !self.is_silent && !self.is_draining && !self.is_leased
+    }
+
+    fn is_known(&self, now: Ms) -> bool {
+        now < self.known_until
+    }
+}
+
+impl Fleet {
+    /// Notes that these nodes must be read again.
+    pub(super) fn touch(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
+        if let Stale::These(stale) = &mut self.stale {
+            stale.extend(nodes);
+        }
+    }
+
+    /// Forgets everything: it is read again when it is next asked for.
+    pub(super) fn forget(&mut self) {
+        self.stale = Stale::All;
+    }
+
+    /// Reads again what was touched.
+    pub(super) fn refresh(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
+        match &mut self.stale {
+            Stale::All => {
+                self.entries.clear();
+                self.weights.clear();
+                let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE true"))?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let entry = read(row, settings)?;
+                    self.weights.insert(entry.node.id.clone(), entry.node.weight());
+                    self.entries.insert((entry.node.weight(), entry.node.id.clone()), entry);
+                }
+                self.stale = Stale::These(HashSet::new());
+            }
+            Stale::These(stale) => {
+                for id in stale.drain() {
+                    if let Some(weight) = self.weights.remove(&id) {
+                        self.entries.remove(&(weight, id.clone()));
+                    }
+                    let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE node_id = ?1"))?;
+                    if let Some(entry) = statement.query_row([id.as_str()], |row| Ok(read(row, settings))).optional()? {
+                        let entry = entry?;
+                        self.weights.insert(id.clone(), entry.node.weight());
+                        self.entries.insert((entry.node.weight(), id), entry);
+                    }
+                }
+            }
+        }
+        #[cfg(debug_assertions)]
+        self.check(conn, settings)?;
+        Ok(())
+    }
+
+    /// Debug builds compare with the rows every time: whoever forgets to touch is found.
+    #[cfg(debug_assertions)]
+    fn check(&self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
+        let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE true"))?;
+        let mut rows = statement.query([])?;
+        let mut count = 0;
+        while let Some(row) = rows.next()? {
+            let entry = read(row, settings)?;
+            let key = (entry.node.weight(), entry.node.id.clone());
+            assert_eq!(self.entries.get(&key), Some(&entry), "a change of this node was not touched");
+            count += 1;
+        }
+        assert_eq!(self.entries.len(), count, "a removed node was not touched");
+        Ok(())
+    }
+
+    /// Returns the known nodes, in order: heard of within `node.forget_days` and not removed.
+    pub(super) fn known(&self, now: Ms) -> Vec<&Entry> {
+        self.entries.values().filter(|entry| entry.is_known(now)).collect()
+    }
+
+    /// Returns the nodes on which a lease may be granted now, in order.
+    pub(super) fn available(&self, now: Ms) -> Vec<&Entry> {
+        self.entries.values().filter(|entry| entry.is_available(now)).collect()
+    }
+}
+
+const SELECT: &str = "SELECT node_id, label, static, capabilities, last_seen, live_until, silent,
+        owner_mode IS NOT NULL OR operator_mode IS NOT NULL,
+        EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id)
+    FROM nodes";
+
+fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
+    let id = NodeId::from_stored(row.get::<_, String>(0)?);
+    let is_static: bool = row.get(2)?;
+    let capabilities: String = row.get(3)?;
+    let capabilities = serde_json::from_str(&capabilities)
+        .map_err(|error| Error::Broken(format!("the capabilities of node {id}: {error}")))?;
+    let last_seen: Ms = row.get(4)?;
+    Ok(Entry {
+        node: Node { id, agent: !is_static, capabilities },
+        label: row.get(1)?,
+        known_until: if is_static { NEVER } else { last_seen.saturating_add(settings.node_forget_ms) },
+        live_until: if is_static { NEVER } else { row.get(5)? },
+        is_silent: row.get(6)?,
+        is_draining: row.get(7)?,
+        is_leased: row.get(8)?,
+    })
+}

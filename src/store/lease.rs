@@ -1,0 +1,143 @@
+//! Leases: granted, renewed, ended. Nothing else writes the table.
+//!
+//! - `grant` inserts; the primary key on the node is I1, and a collision undoes whatever wanted the node.
+//! - `renew_node`, `renew_statics`, `protect` move `not_after`, never back.
+//! - `end` deletes, closes the history row, and owes the queue a wake (I6). A lease ends only here, so whoever frees
+//!   a node cannot forget the wake.
+
+use rusqlite::{OptionalExtension as _, named_params};
+use serde_json::json;
+
+use super::error::is_collision;
+use super::hub::Topic;
+use super::runs::RunRow;
+use super::tx::{About, Tx};
+use super::{Error, nonce};
+use crate::domain::ids::{NodeId, RunId};
+
+/// The node that could not be leased because another run has it (I1).
+#[derive(Debug)]
+pub(super) struct Taken;
+
+/// Grants `node` to `run` for one lifetime.
+///
+/// # Errors
+/// The inner [`Taken`] when the primary key collides; the caller undoes its savepoint.
+pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), Taken>, Error> {
+    if tx.settings.lease_ttl_ms <= 0 {
+        return Err(Error::Broken("lease.ttl_seconds is 0: no endless lease is granted by accident".into()));
+    }
+    let inserted = tx
+        .conn
+        .prepare_cached(
+            "INSERT INTO leases (node_id, run_id, nonce, granted_at, not_after)
+             VALUES (:node, :run, :nonce, :now, :not_after)",
+        )?
+        .execute(named_params! {
+            ":node": node.as_str(), ":run": run.run_id.as_str(), ":nonce": nonce(), ":now": tx.now,
+            ":not_after": tx.after(tx.settings.lease_ttl_ms),
+        });
+    match inserted {
+        Err(error) if is_collision(&error) => return Ok(Err(Taken)),
+        other => other?,
+    };
+    tx.conn
+        .prepare_cached(
+            r#"INSERT INTO lease_history (node_id, run_id, principal, work, "from")
+               VALUES (:node, :run, :principal, :work, :now)"#,
+        )?
+        .execute(named_params! {
+            ":node": node.as_str(), ":run": run.run_id.as_str(), ":principal": run.principal, ":work": run.work,
+            ":now": tx.now,
+        })?;
+    tx.touch(node);
+    tx.event("node.leased", About::run(&run.run_id).on(node), json!({}))?;
+    Ok(Ok(()))
+}
+
+/// Ends the lease of `run` on `node`. A step in its agent's hands makes the node settle until the agent must have
+/// stopped.
+pub(super) fn end(tx: &Tx, run: &RunId, node: &NodeId, why: &str) -> Result<(), Error> {
+    let mut statement =
+        tx.conn.prepare_cached("DELETE FROM leases WHERE node_id = ?1 AND run_id = ?2 RETURNING not_after")?;
+    let Some(not_after) = statement.query_row([node.as_str(), run.as_str()], |row| row.get(0)).optional()? else {
+        return Err(Error::Broken(format!("run {run} has no lease on node {node} to end")));
+    };
+    let in_hand: bool = tx
+        .conn
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM steps WHERE node_id = ?1 AND state = 'CLAIMED')")?
+        .query_row([node.as_str()], |row| row.get(0))?;
+    if in_hand {
+        settle(tx, node, not_after)?;
+    }
+    tx.conn
+        .prepare_cached(
+            r#"UPDATE lease_history SET "to" = ?3, why = ?4 WHERE run_id = ?1 AND node_id = ?2 AND "to" IS NULL"#,
+        )?
+        .execute((run.as_str(), node.as_str(), tx.now, why))?;
+    tx.touch(node);
+    tx.freed(node);
+    tx.tell(Topic::Node(node.clone()));
+    tx.event("node.freed", About::run(run).on(node), json!({"why": why}))
+}
+
+/// Makes `node` settle until `until`: its agent may still be at work under a lease that was good that long.
+pub(super) fn settle(tx: &Tx, node: &NodeId, until: i64) -> Result<(), Error> {
+    tx.conn
+        .prepare_cached("UPDATE nodes SET settling_until = max(settling_until, ?2) WHERE node_id = ?1 AND ?2 > ?3")?
+        .execute((node.as_str(), until, tx.now))?;
+    Ok(())
+}
+
+/// Ends all leases of a run.
+pub(super) fn end_all(tx: &Tx, run: &RunRow, why: &str) -> Result<(), Error> {
+    for node in held(tx, &run.run_id)? {
+        end(tx, &run.run_id, &node, why)?;
+    }
+    Ok(())
+}
+
+/// Returns the nodes that a run holds.
+pub(super) fn held(tx: &Tx, run: &RunId) -> Result<Vec<NodeId>, Error> {
+    let mut statement = tx.conn.prepare_cached("SELECT node_id FROM leases WHERE run_id = ?1 ORDER BY node_id")?;
+    let nodes = statement.query_map([run.as_str()], |row| Ok(NodeId::from_stored(row.get::<_, String>(0)?)))?;
+    Ok(nodes.collect::<Result<_, _>>()?)
+}
+
+/// Renews the lease on `node`, if there is one, by the sign its agent just gave; and those of the same run on static
+/// nodes, which have nobody to speak for them.
+pub(super) fn renew_node(tx: &Tx, node: &NodeId) -> Result<(), Error> {
+    let not_after = tx.after(tx.settings.lease_ttl_ms);
+    let run: Option<String> = tx
+        .conn
+        .prepare_cached(
+            "UPDATE leases SET not_after = max(not_after, ?2), grace = 0 WHERE node_id = ?1 RETURNING run_id",
+        )?
+        .query_row((node.as_str(), not_after), |row| row.get(0))
+        .optional()?;
+    if let Some(run) = run {
+        tx.conn
+            .prepare_cached(
+                "UPDATE leases SET not_after = max(not_after, ?2), grace = 0
+                 WHERE run_id = ?1 AND node_id <> ?3 AND node_id IN (SELECT node_id FROM nodes WHERE static = 1)",
+            )?
+            .execute((run, not_after, node.as_str()))?;
+    }
+    Ok(())
+}
+
+/// Decides whether the reaper may end the run's leases. When it may again, each gets a full lifetime.
+pub(super) fn protect(tx: &Tx, run: &RunId, protected: bool) -> Result<(), Error> {
+    if protected {
+        tx.conn
+            .prepare_cached("UPDATE leases SET reapable = 0 WHERE run_id = ?1 AND reapable = 1")?
+            .execute([run.as_str()])?;
+    } else {
+        tx.conn
+            .prepare_cached(
+                "UPDATE leases SET reapable = 1, not_after = max(not_after, ?2) WHERE run_id = ?1 AND reapable = 0",
+            )?
+            .execute((run.as_str(), tx.after(tx.settings.lease_ttl_ms)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Log files: the output of each attempt, as received, in the run's folder until its record is sealed.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::{Hash as _, Hasher as _};
+use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use super::Folder;
+use crate::domain::ids::RunId;
+
+/// Which log.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LogKey {
+    /// The run.
+    pub run: RunId,
+    /// The step's number.
+    pub seq: i64,
+    /// The attempt.
+    pub attempt: i64,
+}
+
+/// The log files of a data folder.
+#[derive(Debug)]
+pub struct Logs {
+    folder: Arc<Folder>,
+    max_bytes: u64,
+    /// Two appends to one log must not interleave; the locks are shared by hash, so that they need no book-keeping.
+    locks: [Mutex<()>; 16],
+}
+
+/// What an append led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// All of it is there, or what fits is and the log is marked as cut.
+    Taken,
+    /// It begins behind the end: the log has this size.
+    Gap(u64),
+}
+
+impl Logs {
+    pub(super) fn new(folder: Arc<Folder>, max_bytes: u64) -> Self {
+        Self { folder, max_bytes, locks: Default::default() }
+    }
+
+    /// Returns where a log is.
+    pub fn path(&self, key: &LogKey) -> PathBuf {
+        self.folder.run(&key.run).join("logs").join(format!("{}-{}.log", key.seq, key.attempt))
+    }
+
+    /// Appends `bytes`, which begin at `offset` of the attempt's output; what is there already is ignored. Not yet
+    /// synced: that is done with the step's result.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn append(&self, key: &LogKey, offset: u64, bytes: &[u8]) -> io::Result<Appended> {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let at = usize::try_from(hasher.finish() % self.locks.len() as u64).expect("below 16");
+        let _guard = self.locks[at].lock().expect("no holder panics");
+        let path = self.path(key);
+        let open = || OpenOptions::new().create(true).read(true).write(true).mode(0o600).open(&path);
+        let mut file = match open() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(path.parent().expect("a log is in a folder"))?;
+                open()?
+            }
+            other => other?,
+        };
+        let size = file.metadata()?.len();
+        // Past the limit nothing is kept but the mark, which is longer than nothing: the size says that it was cut.
+        if size > self.max_bytes {
+            return Ok(Appended::Taken);
+        }
+        if offset > size {
+            return Ok(Appended::Gap(size));
+        }
+        let Some(new) = usize::try_from(size - offset).ok().and_then(|known| bytes.get(known..)) else {
+            return Ok(Appended::Taken);
+        };
+        let room = usize::try_from(self.max_bytes - size).unwrap_or(usize::MAX);
+        file.seek(SeekFrom::Start(size))?;
+        if new.len() <= room {
+            file.write_all(new)?;
+        } else {
+            let mut kept = new[..room].to_vec();
+            kept.extend_from_slice(format!("\n[mediator: cut after {} bytes]\n", self.max_bytes).as_bytes());
+            file.write_all(&kept)?;
+        }
+        Ok(Appended::Taken)
+    }
+
+    /// Opens a log for reading; `None` when nothing was written to it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn open(&self, key: &LogKey) -> io::Result<Option<(File, u64)>> {
+        match File::open(self.path(key)) {
+            Ok(file) => {
+                let size = file.metadata()?.len();
+                Ok(Some((file, size)))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Syncs a log and its folders, before the result of its step is committed.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn sync(&self, key: &LogKey) -> io::Result<()> {
+        let path = self.path(key);
+        match File::open(&path) {
+            Ok(file) => file.sync_all()?,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        // The name is durable only once the folders above it are.
+        for folder in path.ancestors().skip(1).take(4) {
+            fs::File::open(folder)?.sync_all()?;
+            if folder == self.folder.path() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

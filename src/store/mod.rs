@@ -1,0 +1,253 @@
+//! The store: everything that is kept, on one SQLite file, and the one writer that changes it.
+//!
+//! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
+//! together and wakes the queue; `tx` is one write while it runs; `progress` moves running runs on; `submit`, `sweep`,
+//! `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen; `views` answers
+//! questions without changing anything; `invariants` finds rows that should not be.
+//!
+//! Whoever opens a [`Store`] gets: the folder locked, the schema of this version, the boot write committed, time
+//! granted for the downtime, the queue woken once.
+
+pub mod advert;
+pub mod ask;
+pub mod cancel;
+pub mod claim;
+mod connection;
+pub mod drain;
+mod error;
+mod fleet;
+mod folder;
+pub mod hub;
+pub mod invariants;
+mod lease;
+pub mod logs;
+mod migrate;
+mod progress;
+mod reaper;
+pub mod renew;
+pub mod result;
+mod runs;
+pub mod submit;
+mod sweep;
+pub mod token;
+mod tx;
+pub mod views;
+mod writer;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use error::not_found;
+pub use error::{Error, Refusal};
+pub use folder::{DATABASE, Folder};
+use hub::Hub;
+pub use runs::{Assigned, AssignedNode};
+pub use tx::Tx;
+use writer::{Pending, Waiting, Writer};
+
+use crate::clock::{Clock, Ms};
+use crate::config::Settings;
+use crate::domain::ids::RunId;
+
+/// The deadline of what has none: 2^53 - 1, so that it is a number everywhere.
+pub const NEVER: Ms = 9_007_199_254_740_991;
+
+/// How many reads may go on at once.
+const READERS: u32 = 4;
+
+/// The open store. Cheap to clone; ends when [`Store::close`] is called.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    waiting: Arc<Waiting>,
+    readers: r2d2::Pool<connection::Readers>,
+    hub: Hub,
+    clock: Clock,
+    settings: Arc<Settings>,
+    folder: Arc<Folder>,
+    tokens: token::Tokens,
+    logs: logs::Logs,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Store {
+    /// Opens the store in `data`: lock, open, migrate, boot write, grace for leases, one wake of the queue.
+    ///
+    /// # Errors
+    /// A sentence for people: the folder or the database cannot be used.
+    pub fn open(data: &Path, settings: Settings, clock: Clock) -> Result<Self, String> {
+        let folder = Arc::new(Folder::open(data, settings.network_filesystem)?);
+        let path = folder.database();
+        let mut conn = connection::open_writer(&path, settings.synchronous)?;
+        let shown = |error: Error| format!("cannot start on {}: {error}", path.display());
+        migrate::migrate(&mut conn, &path)?;
+        let boot = boot(&conn, &clock).map_err(shown)?;
+        let tokens = token::load(&conn, &folder, clock.now()).map_err(shown)?;
+        let readers = r2d2::Pool::builder()
+            .max_size(READERS)
+            .min_idle(Some(1))
+            .build(connection::Readers::new(path.clone()))
+            .map_err(|error| format!("cannot open {} for reading: {error}", path.display()))?;
+        let (waiting, hub, settings) = (Arc::new(Waiting::default()), Hub::default(), Arc::new(settings));
+        let mut wal = path.clone().into_os_string();
+        wal.push("-wal");
+        let mut writer = Writer {
+            conn,
+            waiting: Arc::clone(&waiting),
+            hub: hub.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(&settings),
+            boot,
+            started: clock.now(),
+            memory: tx::Memory::default(),
+            wal: wal.into(),
+            data_version: -1,
+            owes_wake: true,
+            checkpoint_at: NEVER,
+            due_at: 0,
+            not_before: 0,
+        };
+        writer.start().map_err(shown)?;
+        let handle = std::thread::Builder::new()
+            .name("writer".into())
+            .spawn(move || {
+                // Being killed is safe, being deaf is not.
+                if catch_unwind(AssertUnwindSafe(|| writer.run())).is_err() {
+                    log::error!("the writer panicked: ending");
+                    std::process::abort();
+                }
+            })
+            .map_err(|error| format!("cannot start the writer: {error}"))?;
+        let logs = logs::Logs::new(Arc::clone(&folder), settings.log_max_bytes);
+        let writer = Mutex::new(Some(handle));
+        Ok(Self(Arc::new(Inner { waiting, readers, hub, clock, settings, folder, tokens, logs, writer })))
+    }
+
+    /// Runs one write, with those that wait at the same time, and answers after its commit and the wake that follows.
+    /// The write happens even if the caller is dropped. `write` may be run again if the queue had to come first.
+    ///
+    /// # Errors
+    /// [`Error`]: nothing of the write is kept, except after [`Error::Disk`], when it is unknown.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        write: impl FnMut(&Tx) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (reply, outcome) = oneshot::channel();
+        self.0.waiting.push(Box::new(Pending { write, value: None, reply }));
+        outcome.await.unwrap_or(Err(Error::Stopping))
+    }
+
+    /// Reads in one snapshot, beside the writer.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when all readers are taken for too long, or the read takes too long itself.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let readers = self.0.readers.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let mut conn = readers.get().map_err(|error| {
+                log::warn!("no reader is free cause={error}");
+                Error::Busy
+            })?;
+            connection::read(&mut conn, read)
+        });
+        task.await.unwrap_or_else(|error| Err(Error::Broken(format!("a read ended early: {error}"))))
+    }
+
+    /// Returns who waits for what.
+    pub fn hub(&self) -> &Hub {
+        &self.0.hub
+    }
+
+    /// Returns the clock.
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// Returns the data folder.
+    pub fn folder(&self) -> &Folder {
+        &self.0.folder
+    }
+
+    /// Returns the tokens in force.
+    pub fn tokens(&self) -> &token::Tokens {
+        &self.0.tokens
+    }
+
+    /// Returns the log files.
+    pub fn logs(&self) -> &logs::Logs {
+        &self.0.logs
+    }
+
+    /// Makes the writer look at its deadlines: a test has moved the clock.
+    pub fn poke(&self) {
+        self.0.waiting.poke();
+    }
+
+    /// Takes no further writes, finishes those that wait, and ends the writer.
+    pub fn close(&self) {
+        self.0.waiting.close();
+        self.0.hub.tell_all();
+        let handle = self.0.writer.lock().expect("no holder panics").take();
+        if let Some(handle) = handle {
+            // A writer that panicked has ended the process.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// Commits the first write of this life; returns its number. Until it is committed nothing may be answered: what
+/// SQLite recovered after a kill is only synced by a later commit.
+fn boot(conn: &Connection, clock: &Clock) -> Result<i64, Error> {
+    use rusqlite::OptionalExtension as _;
+    conn.execute_batch("BEGIN IMMEDIATE")?;
+    let earlier = conn
+        .query_row("SELECT number, started_at, clock_offset FROM boot", [], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Ms>(1)?, row.get::<_, i64>(2)?))
+        })
+        .optional()?;
+    let latest: Option<Ms> =
+        conn.query_row("SELECT at FROM events ORDER BY id DESC LIMIT 1", [], |row| row.get(0)).optional()?;
+    if let Some((_, started, offset)) = earlier {
+        clock.resume(offset, started.max(latest.unwrap_or(0)));
+    }
+    let number = earlier.map_or(1, |(number, ..)| number + 1);
+    conn.execute(
+        "INSERT INTO boot (one, number, started_at, clock_offset) VALUES (1, ?1, ?2, ?3)
+         ON CONFLICT (one) DO UPDATE SET number = ?1, started_at = ?2, clock_offset = ?3",
+        (number, clock.now(), clock.offset()),
+    )?;
+    conn.execute_batch("COMMIT")?;
+    Ok(number)
+}
+
+/// Returns `length` random characters of 5 bits each, easy to tell apart when read aloud (Crockford's base 32).
+fn random_text(length: usize) -> String {
+    const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+    let mut bytes = vec![0; length];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+    bytes.into_iter().map(|byte| char::from(ALPHABET[usize::from(byte & 31)])).collect()
+}
+
+/// Makes a fencing token: 130 random bits, so that none is ever used twice.
+fn nonce() -> String {
+    random_text(26)
+}
+
+/// Makes a run's id: 60 random bits after `r-`, short enough to type.
+fn new_run_id() -> RunId {
+    RunId::from_stored(format!("r-{}", random_text(12)))
+}

@@ -1,0 +1,238 @@
+//! Results: the report on a step, fenced by node, nonce and attempt (I8), kept with its answer, so that an equal
+//! report gets the same answer for ever.
+
+use rusqlite::{OptionalExtension as _, named_params};
+use serde_json::{Value, json};
+
+use super::error::Refusal;
+use super::progress::{self, Live};
+use super::runs;
+use super::tx::{About, Tx};
+use super::{Error, not_found};
+use crate::domain::contract::Kind;
+use crate::domain::ids::{NodeId, RunId};
+use crate::domain::run::{RunState, Verdict, VerdictKind};
+use crate::domain::step::StepState;
+
+/// A report as it came in.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The run.
+    pub run: RunId,
+    /// The step's number.
+    pub seq: i64,
+    /// The attempt it is about.
+    pub attempt: i64,
+    /// Who reports.
+    pub reporter: Reporter,
+    /// What happened.
+    pub outcome: Outcome,
+}
+
+/// Who reports on a step.
+#[derive(Clone, Debug)]
+pub enum Reporter {
+    /// A node, with the nonce of its lease.
+    Node {
+        /// The node.
+        node: NodeId,
+        /// The fencing token.
+        nonce: String,
+    },
+    /// Whoever holds the run's nodes, by principal; an operator may report for anyone.
+    Holder {
+        /// The caller.
+        principal: String,
+        /// Whether the caller is an operator.
+        operator: bool,
+    },
+}
+
+/// How a step's work ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The command ended.
+    Exit(i64),
+    /// It could not be started, or ran over its time.
+    Error(String),
+    /// The agent gave the work up.
+    Lost,
+}
+
+/// What a report led to. A stale one changes nothing but a note in the run's events, which is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reported {
+    /// It counts, or an equal one did: the answer, without the next claim.
+    Taken(Value),
+    /// It does not count.
+    Stale(Refusal),
+}
+
+/// Takes a report.
+///
+/// # Errors
+/// [`Error::Refused`] with `not-found`; `invalid-request` for `lost` of a hold; `forbidden` for another's hold.
+pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
+    let row = runs::get(tx, &report.run)?;
+    let step = find(tx, report)?;
+    if let Reporter::Node { node, .. } = &report.reporter
+        && !tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?.exists([node.as_str()])?
+    {
+        return Err(not_found(format_args!("node {node}")));
+    }
+    let by_kind = match (step.kind.as_str(), &report.reporter) {
+        ("run", Reporter::Node { .. }) | ("hold", Reporter::Holder { .. }) => true,
+        ("run", Reporter::Holder { .. }) => {
+            let refusal = Refusal::new("invalid-request", "the result of a command needs `node_id` and `nonce`");
+            return Err(Error::Refused(refusal.at("/node_id")));
+        }
+        _ => false,
+    };
+    if let Reporter::Holder { principal, operator } = &report.reporter {
+        if report.outcome == Outcome::Lost {
+            return Err(Error::Refused(
+                Refusal::new("invalid-request", "a hold is not lost, it is let go").at("/lost"),
+            ));
+        }
+        if by_kind && !operator && *principal != row.principal {
+            return Err(Error::Refused(Refusal::new("forbidden", "only the run's principal or an operator holds it")));
+        }
+    }
+    let canonical = canonical(report);
+    let kept = kept(tx, report)?;
+    match kept {
+        Some((Some(old), Some(answer))) if old == canonical && by_kind => {
+            return Ok(Reported::Taken(serde_json::from_str(&answer)?));
+        }
+        _ => {}
+    }
+    let current = by_kind
+        && row.state == RunState::Running
+        && step.state == StepState::Claimed.as_str()
+        && step.attempt == report.attempt
+        && holds(tx, report)?;
+    if !current {
+        return stale(tx, report, &step);
+    }
+    let mut live = Live::load(tx, row)?;
+    let at = usize::try_from(report.seq - 1).map_err(|_| Error::Broken("a step's number below 1".into()))?;
+    if at >= live.steps.len() || !matches!(live.contract.steps[at].kind, Kind::Run(_) | Kind::Hold { .. }) {
+        return Err(Error::Broken(format!("step {} of run {} is not what its row says", report.seq, report.run)));
+    }
+    apply(tx, &mut live, at, &report.outcome)?;
+    let state: String = tx
+        .conn
+        .prepare_cached("SELECT state FROM steps WHERE run_id = ?1 AND seq = ?2")?
+        .query_row((report.run.as_str(), report.seq), |row| row.get(0))?;
+    let answer = json!({
+        "run_id": report.run.as_str(), "seq": report.seq, "attempt": report.attempt, "state": state, "claim": null,
+    });
+    tx.conn
+        .prepare_cached(
+            "UPDATE attempts SET report = :report, answer = :answer, ended_at = coalesce(ended_at, :now)
+             WHERE run_id = :run AND seq = :seq AND attempt = :attempt",
+        )?
+        .execute(named_params! {
+            ":report": canonical, ":answer": answer.to_string(), ":now": tx.now, ":run": report.run.as_str(),
+            ":seq": report.seq, ":attempt": report.attempt,
+        })?;
+    Ok(Reported::Taken(answer))
+}
+
+fn apply(tx: &Tx, live: &mut Live, at: usize, outcome: &Outcome) -> Result<(), Error> {
+    match outcome {
+        Outcome::Exit(0) => progress::finish(tx, live, at, &json!({"exit_code": 0})),
+        Outcome::Exit(code) => {
+            let on = on_node(live, at);
+            progress::fail(tx, live, at, &json!({"exit_code": code}), &format!("ended with exit code {code}{on}"))
+        }
+        Outcome::Error(error) => {
+            let on = on_node(live, at);
+            progress::fail(tx, live, at, &json!({"error": error}), &format!("failed{on}: {error}"))
+        }
+        Outcome::Lost => {
+            let node = live.steps[at].node_id.as_ref().map(|node| node.as_str().to_owned());
+            let on = on_node(live, at);
+            let verdict = Verdict {
+                kind: VerdictKind::NodeLost,
+                detail: format!("the agent gave step `{}` up{on}", live.contract.steps[at].id),
+                step: Some(live.contract.steps[at].id.clone()),
+                node,
+            };
+            runs::end(tx, &live.run, &verdict)
+        }
+    }
+}
+
+fn on_node(live: &Live, at: usize) -> String {
+    live.steps[at].node_id.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default()
+}
+
+struct StepFound {
+    kind: String,
+    state: String,
+    attempt: i64,
+}
+
+fn find(tx: &Tx, report: &Report) -> Result<StepFound, Error> {
+    let mut statement =
+        tx.conn.prepare_cached("SELECT kind, state, attempt FROM steps WHERE run_id = ?1 AND seq = ?2")?;
+    let step = statement.query_row((report.run.as_str(), report.seq), |row| {
+        Ok(StepFound { kind: row.get(0)?, state: row.get(1)?, attempt: row.get(2)? })
+    });
+    step.optional()?.ok_or_else(|| not_found(format_args!("step {} in run {}", report.seq, report.run)))
+}
+
+/// Says whether the reporter holds the step now: the node's lease with this nonce, for this run (I8).
+fn holds(tx: &Tx, report: &Report) -> Result<bool, Error> {
+    let Reporter::Node { node, nonce } = &report.reporter else { return Ok(true) };
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT 1 FROM leases JOIN steps USING (node_id)
+         WHERE leases.node_id = ?1 AND leases.run_id = ?2 AND nonce = ?3
+           AND steps.run_id = leases.run_id AND steps.seq = ?4 AND steps.state = 'CLAIMED'",
+    )?;
+    Ok(statement.exists((node.as_str(), report.run.as_str(), nonce, report.seq))?)
+}
+
+/// Returns the report that was kept for this attempt, with its answer.
+fn kept(tx: &Tx, report: &Report) -> Result<Option<(Option<String>, Option<String>)>, Error> {
+    let mut statement = tx
+        .conn
+        .prepare_cached("SELECT report, answer FROM attempts WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3")?;
+    let kept = statement
+        .query_row((report.run.as_str(), report.seq, report.attempt), |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    Ok(kept)
+}
+
+/// Returns what two reports must have in common to be equal.
+fn canonical(report: &Report) -> String {
+    let outcome = match &report.outcome {
+        Outcome::Exit(code) => json!({"exit_code": code}),
+        Outcome::Error(error) => json!({"error": error}),
+        Outcome::Lost => json!({"lost": true}),
+    };
+    match &report.reporter {
+        Reporter::Node { node, nonce } => json!({"node_id": node.as_str(), "nonce": nonce, "outcome": outcome}),
+        // Whoever holds may report again after a new token: the run's holder is one.
+        Reporter::Holder { .. } => json!({"outcome": outcome}),
+    }
+    .to_string()
+}
+
+/// Notes a report that does not count.
+fn stale(tx: &Tx, report: &Report, step: &StepFound) -> Result<Reported, Error> {
+    let who = match &report.reporter {
+        Reporter::Node { node, .. } => node.as_str(),
+        Reporter::Holder { principal, .. } => principal,
+    };
+    let outcome: Value = serde_json::from_str(&canonical(report)).map(|mut v: Value| v["outcome"].take())?;
+    let data = json!({"by": who, "attempt": report.attempt, "report": outcome});
+    tx.event("step.late-report", About::step(&report.run, report.seq), data)?;
+    log::info!("late report run={} step={} by={who:?} attempt={}", report.run, report.seq, report.attempt);
+    let detail = format!(
+        "step {} of run {} is {} in attempt {}, and not in the hands of who reports attempt {} of it",
+        report.seq, report.run, step.state, step.attempt, report.attempt
+    );
+    Ok(Reported::Stale(Refusal::new("stale-lease", detail)))
+}

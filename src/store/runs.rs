@@ -1,0 +1,201 @@
+//! Rows of runs: how they are read, and the two functions that change a run's state.
+//!
+//! `move_run` is the only one that writes `runs.state` after the insert; `end` is the only way out of QUEUED and
+//! RUNNING to a terminal state, and takes the run's leases and unfinished steps with it (I2).
+
+use rusqlite::{OptionalExtension as _, named_params};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::hub::Topic;
+use super::tx::{About, Tx};
+use super::{Error, lease, not_found};
+use crate::clock::Ms;
+use crate::domain::contract::Contract;
+use crate::domain::ids::{NodeId, RunId};
+use crate::domain::json;
+use crate::domain::run::{RunEvent, RunState, Verdict, VerdictKind};
+
+/// A role with the nodes it was given, as it is stored and shown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Assigned {
+    /// The role.
+    #[serde(rename = "as")]
+    pub role: String,
+    /// Its nodes, in order: the first is `role.0`.
+    pub nodes: Vec<AssignedNode>,
+}
+
+/// A node as it was when it was assigned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AssignedNode {
+    /// The node.
+    pub node_id: String,
+    /// What people call it.
+    pub label: Option<String>,
+    /// The attributes of the capability it serves with.
+    pub attrs: std::collections::BTreeMap<String, String>,
+}
+
+/// What a write needs to know of a run.
+#[derive(Clone, Debug)]
+pub(super) struct RunRow {
+    pub(super) run_id: RunId,
+    pub(super) state: RunState,
+    pub(super) principal: String,
+    pub(super) work: Option<String>,
+    pub(super) contract: String,
+    pub(super) assigned: Vec<Assigned>,
+    pub(super) holder_until: Ms,
+}
+
+/// Reads a run, if it exists.
+pub(super) fn find(tx: &Tx, run: &RunId) -> Result<Option<RunRow>, Error> {
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT state, principal, work, contract, assigned, holder_until FROM runs WHERE run_id = ?1",
+    )?;
+    let row = statement
+        .query_row([run.as_str()], |row| {
+            Ok((
+                row.get::<_, String>(0)?,
+                row.get(1)?,
+                row.get(2)?,
+                row.get(3)?,
+                row.get::<_, Option<String>>(4)?,
+                row.get(5)?,
+            ))
+        })
+        .optional()?;
+    let Some((state, principal, work, contract, assigned, holder_until)) = row else { return Ok(None) };
+    Ok(Some(RunRow {
+        run_id: run.clone(),
+        state: parse_state(&state)?,
+        principal,
+        work,
+        contract,
+        assigned: assigned.map_or(Ok(Vec::new()), |text| serde_json::from_str(&text))?,
+        holder_until,
+    }))
+}
+
+/// Reads a run that must exist.
+pub(super) fn get(tx: &Tx, run: &RunId) -> Result<RunRow, Error> {
+    find(tx, run)?.ok_or_else(|| not_found(format_args!("run {run}")))
+}
+
+/// Parses a stored contract. It was checked when it came in, so whatever is wrong is the row's fault.
+pub(super) fn contract(run: &RunId, text: &str) -> Result<Contract, Error> {
+    json::parse(text.as_bytes())
+        .and_then(|body| Contract::parse(&body))
+        .map_err(|invalid| Error::Broken(format!("the stored contract of run {run}: {invalid}")))
+}
+
+pub(super) fn parse_state(word: &str) -> Result<RunState, Error> {
+    RunState::parse(word).ok_or_else(|| Error::Broken(format!("a run's state is {word:?}")))
+}
+
+/// Moves a run from `from` by `event`. Returns `false` when it is not in `from` any more: someone else moved it.
+///
+/// # Errors
+/// An illegal move is an error, not an update.
+fn move_run(tx: &Tx, run: &RunId, from: RunState, event: RunEvent, verdict: Option<&Verdict>) -> Result<bool, Error> {
+    let to = from.next(event)?;
+    let verdict = verdict.map(|verdict| verdict_json(verdict).to_string());
+    let rows = tx
+        .conn
+        .prepare_cached(
+            "UPDATE runs SET state = :to, verdict = :verdict, ended_at = CASE WHEN :verdict IS NULL THEN NULL ELSE :now END
+             WHERE run_id = :run AND state = :from",
+        )?
+        .execute(named_params! {
+            ":to": to.as_str(), ":verdict": verdict, ":now": tx.now, ":run": run.as_str(), ":from": from.as_str(),
+        })?;
+    Ok(rows == 1)
+}
+
+/// Moves a QUEUED run to RUNNING with what it was assigned. Returns `false` when it is not QUEUED any more.
+pub(super) fn promote(tx: &Tx, run: &RunId, assigned: &[Assigned], limit_ms: i64) -> Result<bool, Error> {
+    // The state is guarded by the same statement that writes what goes with it.
+    RunState::Queued.next(RunEvent::Promote)?;
+    let rows = tx
+        .conn
+        .prepare_cached(
+            "UPDATE runs SET state = 'RUNNING', assigned = :assigned, started_at = :now, ends_by = :ends_by
+             WHERE run_id = :run AND state = 'QUEUED'",
+        )?
+        .execute(named_params! {
+            ":assigned": serde_json::to_string(assigned)?, ":now": tx.now, ":ends_by": tx.after(limit_ms),
+            ":run": run.as_str(),
+        })?;
+    Ok(rows == 1)
+}
+
+/// Stores what a run is assigned: acquired roles are added, released ones stay.
+pub(super) fn store_assigned(tx: &Tx, run: &RunId, assigned: &[Assigned]) -> Result<(), Error> {
+    tx.conn
+        .prepare_cached("UPDATE runs SET assigned = ?2 WHERE run_id = ?1 AND state = 'RUNNING'")?
+        .execute((run.as_str(), serde_json::to_string(assigned)?))?;
+    Ok(())
+}
+
+/// Ends a run: its state and verdict, its unfinished steps, its leases (which wakes the queue).
+///
+/// # Errors
+/// [`Error::Broken`] when it is not in the state that `run` says: within one write nobody else can have moved it.
+pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error> {
+    let id = &run.run_id;
+    let event = verdict.kind.event(run.state);
+    if !move_run(tx, id, run.state, event, Some(verdict))? {
+        return Err(Error::Broken(format!("run {id} is not {} any more", run.state)));
+    }
+    // Which nodes have a step in hand is asked before the steps are ended: they have to settle.
+    lease::end_all(tx, run, verdict.kind.as_str())?;
+    let unfinished = "run_id = :run AND state IN ('PENDING', 'CLAIMED', 'ASKED')";
+    tx.conn
+        .prepare_cached(&format!(
+            "UPDATE attempts SET ended_at = :now WHERE run_id = :run AND ended_at IS NULL
+             AND seq IN (SELECT seq FROM steps WHERE {unfinished})"
+        ))?
+        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    tx.conn
+        .prepare_cached(&format!(
+            "INSERT INTO events (at, event, run_id, seq, node_id, data)
+             SELECT :now, 'step.cancelled', run_id, seq, node_id, json_object('id', id, 'attempt', attempt)
+             FROM steps WHERE {unfinished} ORDER BY seq"
+        ))?
+        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    tx.conn
+        .prepare_cached(&format!(
+            "UPDATE steps SET state = 'CANCELLED', ready = 0, ended_at = :now, deadline = 9007199254740991
+             WHERE {unfinished}"
+        ))?
+        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    let to = run.state.next(event)?;
+    tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
+    tx.tell(Topic::Log(id.clone()));
+    log::info!("run ended run={id} state={to} verdict={} detail={:?}", verdict.kind.as_str(), verdict.detail);
+    Ok(())
+}
+
+/// Returns a verdict as it is stored and shown.
+pub(super) fn verdict_json(verdict: &Verdict) -> Value {
+    json!({
+        "kind": verdict.kind.as_str(), "detail": verdict.detail, "step": verdict.step, "node": verdict.node,
+    })
+}
+
+/// Makes a verdict that no step and no node brought about.
+pub(super) fn verdict(kind: VerdictKind, detail: impl Into<String>) -> Verdict {
+    Verdict { kind, detail: detail.into(), step: None, node: None }
+}
+
+/// Returns the nodes that serve a role, in order.
+pub(super) fn nodes_of<'a>(assigned: &'a [Assigned], role: &str) -> &'a [AssignedNode] {
+    assigned.iter().find(|own| own.role == role).map_or(&[], |own| &own.nodes)
+}
+
+/// Returns the run that holds `node`, if one does.
+pub(super) fn holding(tx: &Tx, node: &NodeId) -> Result<Option<RunId>, Error> {
+    let mut statement = tx.conn.prepare_cached("SELECT run_id FROM leases WHERE node_id = ?1")?;
+    Ok(statement.query_row([node.as_str()], |row| row.get(0)).optional()?.map(|run: String| RunId::from_stored(run)))
+}

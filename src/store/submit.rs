@@ -1,0 +1,251 @@
+//! Submission: one write that matches, checks for repeats, and stores the run placed, queued or rejected.
+//!
+//! Keeps I3 (all nodes or none), I4 (a queued run holds nothing), I7 (what an earlier write freed goes to the queue
+//! first). Steps are inserted by one routine for every path, so that `needs` is normalised alike.
+
+use std::sync::Arc;
+
+use rusqlite::named_params;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::error::Refusal;
+use super::fleet::Entry;
+use super::hub::Topic;
+use super::progress::{self, Live, assign, seq};
+use super::runs::{self, Assigned};
+use super::tx::{About, Tx};
+use super::{Error, NEVER, lease, new_run_id};
+use crate::domain::contract::{Contract, Kind};
+use crate::domain::ids::RunId;
+use crate::domain::json::Json;
+use crate::domain::matching::{self, Node, Reject, Requirement};
+use crate::domain::run::{RunState, VerdictKind};
+
+/// A submission as it came in.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Who submits.
+    pub principal: String,
+    /// The checked contract.
+    pub contract: Contract,
+    /// The canonical form of the body as received: what "same contract" compares, and what is stored.
+    pub canonical: String,
+    /// Whether only to say what would be.
+    pub dry_run: bool,
+}
+
+impl Submission {
+    /// Makes a submission of a body that was checked.
+    pub fn new(principal: &str, contract: Contract, body: &Json, dry_run: bool) -> Self {
+        Self { principal: principal.to_owned(), contract, canonical: body.canonical(), dry_run }
+    }
+}
+
+/// What became of a submission.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Submitted {
+    /// A dry run would have these nodes.
+    DryRun(Vec<Assigned>),
+    /// The same contract is there already under this id.
+    Existing(RunId),
+    /// The run has its nodes.
+    Placed(RunId),
+    /// The run waits.
+    Queued(RunId),
+    /// No known nodes can ever do it: the run is stored FAILED. A dry run has no id.
+    Rejected(Option<RunId>, Reject),
+}
+
+/// Takes a submission.
+///
+/// # Errors
+/// [`Error::Refused`] with `run-exists` or `queue-limit`: nothing is stored.
+pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
+    let contract = &submission.contract;
+    let fleet = tx.fleet()?;
+    let known = fleet.known(tx.now);
+    let ever = judge(tx, contract, &known);
+    if submission.dry_run {
+        return Ok(match ever {
+            Ok(chosen) => Submitted::DryRun(assign(&contract.requires, &chosen, &known)),
+            Err(reject) => Submitted::Rejected(None, reject),
+        });
+    }
+    if let Some(id) = &contract.run_id
+        && let Some(existing) = runs::find(tx, id)?
+    {
+        if existing.principal == submission.principal && existing.contract == submission.canonical {
+            return Ok(Submitted::Existing(id.clone()));
+        }
+        let detail = format!("run {id} exists, and it is not this contract of yours");
+        return Err(Error::Refused(Refusal::new("run-exists", detail).with("run_id", id.as_str()).at("/run_id")));
+    }
+    let id = contract.run_id.clone().unwrap_or_else(new_run_id);
+    if let Err(reject) = ever {
+        insert(tx, submission, &id, &New::Rejected(&reject))?;
+        return Ok(Submitted::Rejected(Some(id), reject));
+    }
+    // From here on a node may be taken: what an earlier write freed belongs to the queue first.
+    tx.before_taking()?;
+    let available = fleet.available(tx.now);
+    let chosen = fit(contract, &available).filter(|chosen| matching::width(chosen) <= tx.settings.lease_max_per_run);
+    let assigned = chosen.map(|chosen| assign(&contract.requires, &chosen, &available));
+    drop(fleet);
+    if let Some(assigned) = assigned {
+        let placed = tx.attempt(|| {
+            insert(tx, submission, &id, &New::Placed(&assigned))?;
+            let row = runs::get(tx, &id)?;
+            let mut live = Live::load(tx, row)?;
+            match progress::start(tx, &mut live)? {
+                Ok(()) => Ok(()),
+                Err(lease::Taken) => Err(Error::Refused(Refusal::new(COLLISION, "a lease's key is taken"))),
+            }
+        });
+        match placed {
+            Ok(()) => return Ok(Submitted::Placed(id)),
+            Err(Error::Refused(refusal)) if refusal.code == COLLISION => {
+                log::warn!("a node was leased after all: the run is queued run={id}");
+                // The rows know better than what was remembered of them.
+                tx.memory.fleet.borrow_mut().forget();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let most = tx.settings.queued_per_principal;
+    if most > 0 && waiting_of(tx, &submission.principal)? >= most {
+        let detail =
+            format!("{most} runs of {} are waiting already (limits.queued_per_principal)", submission.principal);
+        return Err(Error::Refused(Refusal::new("queue-limit", detail)));
+    }
+    insert(tx, submission, &id, &New::Queued)?;
+    Ok(Submitted::Queued(id))
+}
+
+/// Marks, inside this module only, that placing was undone for a key collision.
+const COLLISION: &str = "lease-collision";
+
+/// Judges a contract on all known nodes: can it ever be done, and is it narrow enough?
+fn judge(tx: &Tx, contract: &Contract, known: &[&Entry]) -> Result<Vec<Vec<usize>>, Reject> {
+    let nodes: Vec<&Node> = known.iter().map(|entry| &entry.node).collect();
+    let chosen = matching::judge(&contract.requires, &nodes)?;
+    let width = matching::width(&chosen);
+    let most = tx.settings.lease_max_per_run;
+    if width > most { Err(matching::too_wide(width, most)) } else { Ok(chosen) }
+}
+
+fn fit(contract: &Contract, available: &[&Entry]) -> Option<Vec<Vec<usize>>> {
+    let nodes: Vec<&Node> = available.iter().map(|entry| &entry.node).collect();
+    matching::fit(&contract.requires, &nodes)
+}
+
+fn waiting_of(tx: &Tx, principal: &str) -> Result<i64, Error> {
+    let mut statement =
+        tx.conn.prepare_cached("SELECT count(*) FROM runs WHERE state = 'QUEUED' AND principal = ?1")?;
+    Ok(statement.query_row([principal], |row| row.get(0))?)
+}
+
+/// How a run comes into being.
+enum New<'a> {
+    Placed(&'a [Assigned]),
+    Queued,
+    Rejected(&'a Reject),
+}
+
+/// Inserts the run, its steps and its record's row. Queued differs from placed in what `start` does afterwards: no
+/// lease, no acquisition, no question, no hold (I4).
+fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(), Error> {
+    let contract = &submission.contract;
+    let (state, assigned, reject) = match new {
+        New::Placed(assigned) => (RunState::Running, Some(serde_json::to_string(assigned)?), None),
+        New::Queued => (RunState::Queued, None, None),
+        New::Rejected(reject) => (RunState::Failed, None, Some(reject)),
+    };
+    let verdict = reject
+        .map(|reject| runs::verdict_json(&runs::verdict(VerdictKind::Rejected, reject.detail.clone())).to_string());
+    let limit = contract.limit_ms.unwrap_or(tx.settings.run_limit_ms);
+    let shape = shape(&contract.requires);
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO runs (run_id, state, principal, name, work, priority, contract, shape, assigned, reject, verdict,
+                 created_at, started_at, ended_at, queue_until, ends_by, holder_until)
+             VALUES (:run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject, :verdict,
+                 :now, :started, :ended, :queue_until, :ends_by, :holder_until)",
+        )?
+        .execute(named_params! {
+            ":run": id.as_str(), ":state": state.as_str(), ":principal": submission.principal,
+            ":name": contract.name, ":work": contract.work, ":priority": contract.priority,
+            ":contract": submission.canonical, ":shape": shape, ":assigned": assigned,
+            ":reject": reject.map(serde_json::to_string).transpose()?, ":verdict": verdict, ":now": tx.now,
+            ":started": (state == RunState::Running).then_some(tx.now),
+            ":ended": state.is_terminal().then_some(tx.now),
+            ":queue_until": contract.queue_timeout_ms.map_or(NEVER, |ms| tx.after(ms)),
+            ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
+            ":holder_until": if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER },
+        })?;
+    insert_steps(tx, contract, id, state)?;
+    tx.conn
+        .prepare_cached("INSERT INTO records (run_id, opened_at) VALUES (?1, ?2)")?
+        .execute((id.as_str(), tx.now))?;
+    let about = || json!({"name": contract.name, "work": contract.work, "by": submission.principal});
+    tx.event("run.submitted", About::run(id), about())?;
+    match new {
+        New::Placed(_) => {}
+        New::Queued => {
+            remember(tx, shape, &contract.requires);
+            tx.event("run.queued", About::run(id), about())?;
+            log::info!("run queued run={id} principal={}", submission.principal);
+        }
+        New::Rejected(reject) => {
+            let data = json!({"state": state.as_str(), "verdict": {"kind": "rejected", "detail": reject.detail}});
+            tx.event("run.ended", About::run(id), data)?;
+            log::info!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail);
+        }
+    }
+    tx.tell(Topic::Run(id.clone()));
+    Ok(())
+}
+
+/// Inserts a run's steps, `needs` as ids and normalised: the one routine for every path.
+fn insert_steps(tx: &Tx, contract: &Contract, id: &RunId, state: RunState) -> Result<(), Error> {
+    // A rejected run's steps are stored CANCELLED: nothing of it will ever begin.
+    let (step_state, ended) = if state.is_terminal() { ("CANCELLED", Some(tx.now)) } else { ("PENDING", None) };
+    let mut statement = tx.conn.prepare_cached(
+        "INSERT INTO steps (run_id, seq, id, kind, uses, needs, state, ended_at)
+         VALUES (:run, :seq, :id, :kind, :uses, :needs, :state, :ended)",
+    )?;
+    for (at, step) in contract.steps.iter().enumerate() {
+        let needs: Vec<&str> = step.needs.iter().map(|&need| contract.steps[need].id.as_str()).collect();
+        let uses = match &step.kind {
+            Kind::Run(command) => Some(command.uses.to_string()),
+            Kind::Ask(_) | Kind::Acquire(_) | Kind::Hold { .. } => None,
+        };
+        statement.execute(named_params! {
+            ":run": id.as_str(), ":seq": seq(at), ":id": step.id, ":kind": step.kind.name(), ":uses": uses,
+            ":needs": serde_json::to_string(&needs)?, ":state": step_state, ":ended": ended,
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns the shape of a requirement: runs of one shape fit, or do not fit, the same nodes. Role names do not
+/// matter to that; whether a role needs an agent does.
+pub(super) fn shape(requirement: &Requirement) -> i64 {
+    let roles: Vec<_> =
+        requirement.roles.iter().map(|role| json!([role.capability, role.attrs, role.count, role.agent])).collect();
+    let text = json!([requirement.distinct_nodes, roles]).to_string();
+    let hash = Sha256::digest(text.as_bytes());
+    i64::from_be_bytes(hash[..8].try_into().expect("a SHA-256 has 32 bytes"))
+}
+
+/// Keeps the requirement behind a shape, so that a sweep need not parse a contract to refuse it.
+pub(super) fn remember(tx: &Tx, shape: i64, requirement: &Requirement) -> Arc<Requirement> {
+    let mut known = tx.memory.requirements.borrow_mut();
+    if known.len() > MOST_SHAPES {
+        known.clear();
+    }
+    Arc::clone(known.entry(shape).or_insert_with(|| Arc::new(requirement.clone())))
+}
+
+/// Bounds the memory for shapes that wait no longer.
+const MOST_SHAPES: usize = 100_000;

@@ -1,0 +1,194 @@
+//! One write, while it runs: the connection inside its transaction, the time, and what the write does besides rows.
+//!
+//! Only the writer makes a [`Tx`], so a write outside a transaction does not compile. What a write frees is noted
+//! where it is freed (`lease::end`, a lifted drain, room that appears), not by its caller: a wake cannot be forgotten
+//! (I6).
+
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rusqlite::{Connection, named_params};
+use serde_json::Value;
+
+use super::fleet::Fleet;
+use super::hub::Topic;
+use super::{Error, NEVER};
+use crate::clock::Ms;
+use crate::config::Settings;
+use crate::domain::ids::{NodeId, RunId};
+use crate::domain::matching::Requirement;
+
+/// A write in its transaction.
+pub struct Tx<'a> {
+    pub(super) conn: &'a Connection,
+    /// The time of this write.
+    pub(super) now: Ms,
+    /// What is added to times that are shown.
+    pub(super) offset: i64,
+    pub(super) settings: &'a Settings,
+    pub(super) memory: &'a Memory,
+    /// Whether an earlier write of this group may let a waiting run start.
+    pub(super) owes_wake: bool,
+    effects: RefCell<Effects>,
+}
+
+/// What the writer keeps between transactions, to spare itself reading it again. All of it follows from the rows.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) fleet: RefCell<Fleet>,
+    /// Requirements by shape, which is a hash of the content: an entry is never wrong.
+    pub(super) requirements: RefCell<HashMap<i64, Arc<Requirement>>>,
+    pub(super) stopping: Cell<bool>,
+}
+
+/// What a write does besides its rows; it counts once the write is kept.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// Whether a waiting run may now be able to start.
+    pub(super) wake: bool,
+    /// Whom to tell after the commit.
+    pub(super) topics: Vec<Topic>,
+    /// Nodes that became free here: an acquire of the same transaction must not take them.
+    freed: Vec<NodeId>,
+    /// Nodes whose rows changed.
+    touched: Vec<NodeId>,
+}
+
+impl<'a> Tx<'a> {
+    pub(super) fn new(
+        conn: &'a Connection,
+        now: Ms,
+        offset: i64,
+        settings: &'a Settings,
+        memory: &'a Memory,
+        owes_wake: bool,
+    ) -> Self {
+        Self { conn, now, offset, settings, memory, owes_wake, effects: RefCell::default() }
+    }
+
+    /// Runs a part of the write that stands or falls alone: on an error its rows and effects are undone.
+    pub(super) fn attempt<T>(&self, part: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let (wake, topics, freed, touched) = {
+            let effects = self.effects.borrow();
+            (effects.wake, effects.topics.len(), effects.freed.len(), effects.touched.len())
+        };
+        self.conn.prepare_cached("SAVEPOINT part")?.execute([])?;
+        let outcome = part();
+        if outcome.is_err() {
+            let mut effects = self.effects.borrow_mut();
+            effects.wake = wake;
+            effects.topics.truncate(topics);
+            effects.freed.truncate(freed);
+            // What was read back since may be gone with the rollback: it is read again.
+            self.memory.fleet.borrow_mut().touch(effects.touched.drain(touched..));
+            if self.conn.is_autocommit() {
+                // SQLite has undone the whole transaction by itself: the error is the group's.
+                return outcome;
+            }
+            self.conn.prepare_cached("ROLLBACK TO part")?.execute([])?;
+        }
+        self.conn.prepare_cached("RELEASE part")?.execute([])?;
+        outcome
+    }
+
+    pub(super) fn into_effects(self) -> Effects {
+        self.effects.into_inner()
+    }
+
+    /// Notes that something was freed: the queue is woken after the commit, before any other write.
+    pub(super) fn owe_wake(&self) {
+        self.effects.borrow_mut().wake = true;
+    }
+
+    /// Must come before anything that takes a node: what an earlier write of the group freed belongs to the queue
+    /// first (I7).
+    ///
+    /// # Errors
+    /// [`Error::WakeFirst`], which the writer handles.
+    pub(super) fn before_taking(&self) -> Result<(), Error> {
+        if self.owes_wake { Err(Error::WakeFirst) } else { Ok(()) }
+    }
+
+    /// Notes that `node` is free from here on.
+    pub(super) fn freed(&self, node: &NodeId) {
+        self.effects.borrow_mut().freed.push(node.clone());
+        self.owe_wake();
+    }
+
+    /// Says whether `node` became free in this write.
+    pub(super) fn was_freed_here(&self, node: &NodeId) -> bool {
+        self.effects.borrow().freed.contains(node)
+    }
+
+    /// Must follow every change of a node's row, its lease or its draining.
+    pub(super) fn touch(&self, node: &NodeId) {
+        self.memory.fleet.borrow_mut().touch([node.clone()]);
+        self.effects.borrow_mut().touched.push(node.clone());
+    }
+
+    /// Returns the nodes as they are now.
+    pub(super) fn fleet(&self) -> Result<Ref<'a, Fleet>, Error> {
+        self.memory.fleet.borrow_mut().refresh(self.conn, self.settings)?;
+        Ok(self.memory.fleet.borrow())
+    }
+
+    /// Tells whoever waits for `topic`, after the commit.
+    pub(super) fn tell(&self, topic: Topic) {
+        let topics = &mut self.effects.borrow_mut().topics;
+        if !topics.contains(&topic) {
+            topics.push(topic);
+        }
+    }
+
+    /// Writes an event in this transaction; its followers see it after the commit.
+    pub(super) fn event(&self, event: &str, about: About, data: Value) -> Result<(), Error> {
+        let run = about.run.map(RunId::as_str);
+        let node = about.node.map(NodeId::as_str);
+        self.conn
+            .prepare_cached(
+                "INSERT INTO events (at, event, run_id, seq, node_id, data)
+                 VALUES (:at, :event, :run, :seq, :node, :data)",
+            )?
+            .execute(named_params! {
+                ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
+                ":data": data.to_string(),
+            })?;
+        if let Some(run) = about.run {
+            self.tell(Topic::Run(run.clone()));
+        }
+        self.tell(Topic::Events);
+        Ok(())
+    }
+
+    /// Returns `now + ms`, at most [`NEVER`].
+    pub(super) fn after(&self, ms: i64) -> Ms {
+        self.now.saturating_add(ms).min(NEVER)
+    }
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct About<'a> {
+    pub(super) run: Option<&'a RunId>,
+    pub(super) seq: Option<i64>,
+    pub(super) node: Option<&'a NodeId>,
+}
+
+impl<'a> About<'a> {
+    pub(super) fn run(run: &'a RunId) -> Self {
+        Self { run: Some(run), ..Self::default() }
+    }
+
+    pub(super) fn step(run: &'a RunId, seq: i64) -> Self {
+        Self { run: Some(run), seq: Some(seq), ..Self::default() }
+    }
+
+    pub(super) fn node(node: &'a NodeId) -> Self {
+        Self { node: Some(node), ..Self::default() }
+    }
+
+    pub(super) fn on(self, node: &'a NodeId) -> Self {
+        Self { node: Some(node), ..self }
+    }
+}

@@ -1,0 +1,168 @@
+//! Nodes, and what they can do together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::{Connection, OptionalExtension as _, Row};
+use serde::Serialize;
+
+use super::{At, Page, cut};
+use crate::clock::Ms;
+use crate::domain::ids::NodeId;
+use crate::domain::matching::Capability;
+use crate::store::advert::ttl_seconds;
+use crate::store::{Error, not_found};
+
+/// A node as it is shown. The nonce of its lease is told to the holder alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeView {
+    /// Its id.
+    pub node_id: String,
+    /// What people call it.
+    pub label: Option<String>,
+    /// The life of its agent; null for a static node.
+    pub instance: Option<String>,
+    /// Whether it was declared without an agent.
+    #[serde(rename = "static")]
+    pub is_static: bool,
+    /// Whether it was heard of lately.
+    pub live: bool,
+    /// When it was last heard of.
+    pub last_seen: String,
+    /// What it can do.
+    pub capabilities: Vec<Capability>,
+    /// The drain in force: the strictest of both sides.
+    pub drain: Option<String>,
+    /// Both sides of its draining.
+    pub drains: Vec<DrainView>,
+    /// Who has it.
+    pub lease: Option<LeaseView>,
+}
+
+/// One side of a node's draining.
+#[derive(Clone, Debug, Serialize)]
+pub struct DrainView {
+    /// `graceful` or `at-boundary`.
+    pub mode: String,
+    /// `node` for the owner's side, else the operator who did it.
+    pub by: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// Since when.
+    pub since: String,
+}
+
+/// The lease on a node, without its nonce.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeaseView {
+    /// The run that has it.
+    pub run_id: String,
+    /// When it may be given away.
+    pub not_after: String,
+    /// What is left, rounded down.
+    pub ttl_seconds: i64,
+}
+
+/// One capability over all known nodes.
+#[derive(Clone, Debug, Serialize)]
+pub struct CapabilityView {
+    /// Its name.
+    pub capability: String,
+    /// How many known nodes have it.
+    pub known: usize,
+    /// How many of them are live.
+    pub live: usize,
+    /// How many of them are free.
+    pub free: usize,
+    /// Its attributes with the values that occur.
+    pub attrs: BTreeMap<String, BTreeSet<String>>,
+}
+
+const QUERY: &str = "SELECT nodes.node_id, label, instance, static, silent, last_seen, live_until, capabilities,
+        owner_mode, owner_reason, owner_since, operator_mode, operator_reason, operator_by, operator_since,
+        run_id, not_after
+    FROM nodes LEFT JOIN leases USING (node_id)";
+
+/// Returns one node.
+///
+/// # Errors
+/// `not-found`.
+pub fn node(conn: &Connection, id: &NodeId, at: At) -> Result<NodeView, Error> {
+    let mut statement = conn.prepare_cached(&format!("{QUERY} WHERE nodes.node_id = ?1"))?;
+    let view = statement.query_row([id.as_str()], |row| Ok(read(row, at))).optional()?;
+    view.ok_or_else(|| not_found(format_args!("node {id}")))?
+}
+
+/// Returns a page of nodes by id, and the cursor of the next.
+pub fn nodes(conn: &Connection, page: &Page, at: At) -> Result<(Vec<NodeView>, Option<String>), Error> {
+    let mut statement =
+        conn.prepare_cached(&format!("{QUERY} WHERE nodes.node_id > ?1 ORDER BY nodes.node_id LIMIT ?2"))?;
+    let limit = i64::try_from(page.limit + 1).unwrap_or(i64::MAX);
+    let mut rows = statement.query((page.cursor.as_deref().unwrap_or(""), limit))?;
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        list.push(read(row, at)?);
+    }
+    let next = cut(&mut list, page.limit, |node| node.node_id.clone());
+    Ok((list, next))
+}
+
+/// Returns what the known nodes can do, by capability; `forget_ms` is how long an absent node counts as known.
+pub fn capabilities(conn: &Connection, at: At, forget_ms: i64) -> Result<Vec<CapabilityView>, Error> {
+    let mut found: BTreeMap<String, CapabilityView> = BTreeMap::new();
+    let mut statement = conn.prepare_cached(&format!("{QUERY} WHERE static = 1 OR last_seen > ?1"))?;
+    let mut rows = statement.query([at.now - forget_ms])?;
+    while let Some(row) = rows.next()? {
+        let node = read(row, at)?;
+        let names: BTreeSet<&str> = node.capabilities.iter().map(|own| own.capability.as_str()).collect();
+        for name in names {
+            let view = found.entry(name.to_owned()).or_insert_with(|| CapabilityView {
+                capability: name.to_owned(),
+                known: 0,
+                live: 0,
+                free: 0,
+                attrs: BTreeMap::new(),
+            });
+            view.known += 1;
+            view.live += usize::from(node.live);
+            view.free += usize::from(node.live && node.drain.is_none() && node.lease.is_none());
+            for (key, value) in node.capabilities.iter().filter(|own| own.capability == name).flat_map(|own| &own.attrs)
+            {
+                view.attrs.entry(key.clone()).or_default().insert(value.clone());
+            }
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+fn read(row: &Row, at: At) -> Result<NodeView, Error> {
+    let is_static: bool = row.get(3)?;
+    let is_silent: bool = row.get(4)?;
+    let live_until: Ms = row.get(6)?;
+    let mut drains = Vec::new();
+    if let Some(mode) = row.get::<_, Option<String>>(8)? {
+        drains.push(DrainView { mode, by: "node".into(), reason: row.get(9)?, since: at.show(row.get(10)?) });
+    }
+    if let Some(mode) = row.get::<_, Option<String>>(11)? {
+        drains.push(DrainView { mode, by: row.get(13)?, reason: row.get(12)?, since: at.show(row.get(14)?) });
+    }
+    let strict = drains.iter().find(|drain| drain.mode == "at-boundary").or(drains.first());
+    let lease = match row.get::<_, Option<String>>(15)? {
+        None => None,
+        Some(run_id) => {
+            let not_after: Ms = row.get(16)?;
+            Some(LeaseView { run_id, not_after: at.show(not_after), ttl_seconds: ttl_seconds(not_after, at.now) })
+        }
+    };
+    Ok(NodeView {
+        node_id: row.get(0)?,
+        label: row.get(1)?,
+        instance: row.get(2)?,
+        is_static,
+        live: is_static || (!is_silent && at.now < live_until),
+        last_seen: at.show(row.get(5)?),
+        capabilities: serde_json::from_str(&row.get::<_, String>(7)?)?,
+        drain: strict.map(|drain| drain.mode.clone()),
+        drains,
+        lease,
+    })
+}

@@ -1,0 +1,239 @@
+//! Runs, one by one and in lists.
+
+use rusqlite::{Connection, OptionalExtension as _, Row, ToSql, named_params};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::{At, Page, cut};
+use crate::clock::Ms;
+use crate::domain::ids::RunId;
+use crate::domain::run::RunState;
+use crate::store::{Error, not_found};
+
+/// A run as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunView {
+    /// Its id.
+    pub run_id: String,
+    /// What people call it.
+    pub name: Option<String>,
+    /// `QUEUED`, `RUNNING`, `SUCCEEDED`, `FAILED`, `CANCELLED`.
+    pub state: String,
+    /// Who submitted it.
+    pub principal: String,
+    /// What it is for.
+    pub work: Option<String>,
+    /// From -10 to 10.
+    pub priority: i64,
+    /// When it was submitted.
+    pub created_at: String,
+    /// When it got its nodes.
+    pub started_at: Option<String>,
+    /// When it ended.
+    pub ended_at: Option<String>,
+    /// When its time limit ends it; null while it waits.
+    pub ends_by: Option<String>,
+    /// What the contract requires, as received.
+    pub requires: Value,
+    /// The roles with the nodes they were given; released ones stay.
+    pub assigned: Box<RawValue>,
+    /// Why no known nodes could ever do it.
+    pub reject: Option<Value>,
+    /// How it ended.
+    pub verdict: Option<Value>,
+    /// Its place in the queue, counted from 1; null when it does not wait.
+    pub queue: Option<QueueView>,
+    /// Its steps, in order.
+    pub steps: Vec<StepView>,
+    #[serde(skip)]
+    arrival: i64,
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct QueueView {
+    /// Counted from 1, by priority and arrival.
+    pub position: i64,
+}
+
+/// A step as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepView {
+    /// Counted from 1.
+    pub seq: i64,
+    /// Its id in the contract.
+    pub id: String,
+    /// `run`, `ask`, `acquire`, `hold`.
+    pub kind: String,
+    /// The role of a command.
+    pub uses: Option<String>,
+    /// Where it stands.
+    pub state: String,
+    /// The node it is for, or had.
+    pub node_id: Option<String>,
+    /// Counted from 1; a loop adds to it.
+    pub attempt: i64,
+    /// The ids of the steps it waits for.
+    pub needs: Value,
+    /// When the attempt began.
+    pub started_at: Option<String>,
+    /// When it ended.
+    pub ended_at: Option<String>,
+    /// What came of it.
+    pub result: Option<Value>,
+}
+
+/// Which runs a list is to hold.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    /// In this state.
+    pub state: Option<RunState>,
+    /// Of this principal.
+    pub principal: Option<String>,
+    /// For this work.
+    pub work: Option<String>,
+    /// That held this node at some time.
+    pub node: Option<String>,
+    /// Submitted at this time or later, in Unix milliseconds.
+    pub since: Option<Ms>,
+}
+
+const COLUMNS: &str =
+    "arrival, run_id, name, state, principal, work, priority, created_at, started_at, ended_at, ends_by,
+    contract -> '$.requires', coalesce(assigned, '[]'), reject, verdict";
+
+/// Returns one run.
+///
+/// # Errors
+/// `not-found`.
+pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
+    let mut statement = conn.prepare_cached(&format!("SELECT {COLUMNS} FROM runs WHERE run_id = ?1"))?;
+    let view = statement.query_row([id.as_str()], |row| read(row, at)).optional()?;
+    complete(conn, view.ok_or_else(|| not_found(format_args!("run {id}")))?, at)
+}
+
+/// Returns a run's state alone.
+///
+/// # Errors
+/// `not-found`.
+pub fn state(conn: &Connection, id: &RunId) -> Result<RunState, Error> {
+    let mut statement = conn.prepare_cached("SELECT state FROM runs WHERE run_id = ?1")?;
+    let word: Option<String> = statement.query_row([id.as_str()], |row| row.get(0)).optional()?;
+    let word = word.ok_or_else(|| not_found(format_args!("run {id}")))?;
+    RunState::parse(&word).ok_or_else(|| Error::Broken(format!("a run's state is {word:?}")))
+}
+
+/// Returns a page of runs, newest first, and the cursor of the next.
+pub fn runs(
+    conn: &Connection,
+    filter: &RunFilter,
+    page: &Page,
+    at: At,
+) -> Result<(Vec<RunView>, Option<String>), Error> {
+    let mut conditions = vec!["true".to_owned()];
+    let mut values: Vec<Box<dyn ToSql>> = Vec::new();
+    let mut add = |condition: &str, value: Box<dyn ToSql>| {
+        values.push(value);
+        conditions.push(condition.replace('?', &format!("?{}", values.len())));
+    };
+    if let Some(state) = filter.state {
+        add("state = ?", Box::new(state.as_str()));
+    }
+    if let Some(principal) = &filter.principal {
+        add("principal = ?", Box::new(principal.clone()));
+    }
+    if let Some(work) = &filter.work {
+        add("work = ?", Box::new(work.clone()));
+    }
+    if let Some(node) = &filter.node {
+        let held = "EXISTS (SELECT 1 FROM lease_history AS held WHERE held.run_id = runs.run_id AND held.node_id = ?)";
+        add(held, Box::new(node.clone()));
+    }
+    if let Some(since) = filter.since {
+        add("created_at >= ?", Box::new(since - at.offset));
+    }
+    if let Some(cursor) = &page.cursor {
+        let arrival: i64 = cursor.parse().map_err(|_| bad_cursor())?;
+        add("arrival < ?", Box::new(arrival));
+    }
+    add("true ORDER BY arrival DESC LIMIT ?", Box::new(i64::try_from(page.limit + 1).unwrap_or(i64::MAX)));
+    let query = format!("SELECT {COLUMNS} FROM runs WHERE {}", conditions.join(" AND "));
+    let mut statement = conn.prepare_cached(&query)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(values.iter()), |row| read(row, at))?;
+    let mut list: Vec<RunView> = rows.collect::<Result<_, _>>()?;
+    let next = cut(&mut list, page.limit, |run| run.arrival.to_string());
+    let list = list.into_iter().map(|view| complete(conn, view, at)).collect::<Result<_, _>>()?;
+    Ok((list, next))
+}
+
+pub(super) fn bad_cursor() -> Error {
+    let refusal = crate::store::Refusal::new("invalid-request", "not a cursor that a list gave as `next`");
+    Error::Refused(refusal.at("/cursor"))
+}
+
+fn read(row: &Row, at: At) -> rusqlite::Result<RunView> {
+    let show = |at: At, column: Option<Ms>| column.map(|time| at.show(time));
+    let ends_by: Ms = row.get(10)?;
+    Ok(RunView {
+        arrival: row.get(0)?,
+        run_id: row.get(1)?,
+        name: row.get(2)?,
+        state: row.get(3)?,
+        principal: row.get(4)?,
+        work: row.get(5)?,
+        priority: row.get(6)?,
+        created_at: at.show(row.get(7)?),
+        started_at: show(at, row.get(8)?),
+        ended_at: show(at, row.get(9)?),
+        ends_by: at.show_deadline(ends_by),
+        requires: stored(row.get::<_, Option<String>>(11)?).unwrap_or_else(|| json!([])),
+        assigned: RawValue::from_string(row.get(12)?).unwrap_or_else(|_| empty_list()),
+        reject: stored(row.get(13)?),
+        verdict: stored(row.get(14)?),
+        queue: None,
+        steps: Vec::new(),
+    })
+}
+
+fn empty_list() -> Box<RawValue> {
+    RawValue::from_string("[]".to_owned()).expect("a list")
+}
+
+/// Reads a JSON column. One that is not JSON any more is shown as a text: looking must not fail for it.
+fn stored(text: Option<String>) -> Option<Value> {
+    text.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+fn complete(conn: &Connection, mut view: RunView, at: At) -> Result<RunView, Error> {
+    if view.state == RunState::Queued.as_str() {
+        let ahead: i64 = conn
+            .prepare_cached(
+                "SELECT (SELECT count(*) FROM runs WHERE state = 'QUEUED' AND priority > :priority)
+                      + (SELECT count(*) FROM runs WHERE state = 'QUEUED' AND priority = :priority AND arrival < :arrival)",
+            )?
+            .query_row(named_params! { ":priority": view.priority, ":arrival": view.arrival }, |row| row.get(0))?;
+        view.queue = Some(QueueView { position: ahead + 1 });
+    }
+    let mut statement = conn.prepare_cached(
+        "SELECT seq, id, kind, uses, state, node_id, attempt, needs, started_at, ended_at, result FROM steps
+         WHERE run_id = ?1 ORDER BY seq",
+    )?;
+    let steps = statement.query_map([&view.run_id], |row| {
+        Ok(StepView {
+            seq: row.get(0)?,
+            id: row.get(1)?,
+            kind: row.get(2)?,
+            uses: row.get(3)?,
+            state: row.get(4)?,
+            node_id: row.get(5)?,
+            attempt: row.get(6)?,
+            needs: stored(row.get::<_, Option<String>>(7)?).unwrap_or_else(|| json!([])),
+            started_at: row.get::<_, Option<Ms>>(8)?.map(|time| at.show(time)),
+            ended_at: row.get::<_, Option<Ms>>(9)?.map(|time| at.show(time)),
+            result: stored(row.get(10)?),
+        })
+    })?;
+    view.steps = steps.collect::<Result<_, _>>()?;
+    Ok(view)
+}

@@ -1,0 +1,469 @@
+//! The writer: one thread with the only writing connection.
+//!
+//! Writes that wait are taken together, in order of arrival: one `BEGIN IMMEDIATE`, a savepoint each, one commit, and
+//! only then the answers (I10). A group ends before the first write that could take a node if an earlier one freed
+//! something; then the queue is woken, in the next transaction, before any other write, and before anyone of the
+//! group is answered (I6, I7). Between groups it does what is due: the reaper, checkpoints.
+//!
+//! What a failing disk leads to is decided here, too: see [`Writer::drain`].
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::oneshot;
+
+use super::hub::Hub;
+use super::tx::{Effects, Memory, Tx};
+use super::{Error, NEVER, reaper, sweep};
+use crate::clock::{Clock, Ms};
+use crate::config::Settings;
+
+/// The most writes that share a commit: more would only make the first of them wait longer.
+const GROUP: usize = 256;
+
+/// WAL size from which the writer checkpoints, and from which it also insists on shrinking the file.
+const CHECKPOINT_BYTES: u64 = 4 << 20;
+const SHRINK_BYTES: u64 = 16 << 20;
+
+/// How soon a checkpoint that a reader kept from finishing is tried again.
+const RETRY_MS: i64 = 1000;
+
+/// A write that waits for its turn.
+pub(super) trait Write: Send {
+    fn run(&mut self, tx: &Tx) -> Result<(), Error>;
+    fn answer(self: Box<Self>, outcome: Result<(), Error>);
+}
+
+/// A write as a closure, and where its outcome goes.
+pub(super) struct Pending<F, T> {
+    pub(super) write: F,
+    pub(super) value: Option<T>,
+    pub(super) reply: oneshot::Sender<Result<T, Error>>,
+}
+
+impl<F, T> Write for Pending<F, T>
+where
+    F: FnMut(&Tx) -> Result<T, Error> + Send,
+    T: Send,
+{
+    fn run(&mut self, tx: &Tx) -> Result<(), Error> {
+        self.value = Some((self.write)(tx)?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, outcome: Result<(), Error>) {
+        let Self { value, reply, .. } = *self;
+        let outcome = outcome.map(|()| value.expect("a write that succeeded has left its value"));
+        // The client may have hung up: the write stands all the same.
+        let _ = reply.send(outcome);
+    }
+}
+
+/// Where writes wait.
+#[derive(Default)]
+pub(super) struct Waiting {
+    state: Mutex<WaitingState>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct WaitingState {
+    writes: VecDeque<Box<dyn Write>>,
+    poked: bool,
+    closed: bool,
+}
+
+impl Waiting {
+    /// Adds a write; it fails at once when the writer has stopped.
+    pub(super) fn push(&self, write: Box<dyn Write>) {
+        let mut state = self.state.lock().expect("no holder panics");
+        if state.closed {
+            drop(state);
+            write.answer(Err(Error::Stopping));
+            return;
+        }
+        state.writes.push_back(write);
+        self.arrived.notify_one();
+    }
+
+    /// Makes the writer look at its deadlines.
+    pub(super) fn poke(&self) {
+        self.state.lock().expect("no holder panics").poked = true;
+        self.arrived.notify_one();
+    }
+
+    /// Takes no further writes; the writer ends after those that wait.
+    pub(super) fn close(&self) {
+        self.state.lock().expect("no holder panics").closed = true;
+        self.arrived.notify_one();
+    }
+
+    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives or after `wait`;
+    /// `None` when the writer is to end.
+    fn take(&self, wait: Option<Duration>) -> Option<VecDeque<Box<dyn Write>>> {
+        let mut state = self.state.lock().expect("no holder panics");
+        if state.writes.is_empty() && !state.poked && !state.closed {
+            state = match wait {
+                Some(wait) => self.arrived.wait_timeout(state, wait).expect("no holder panics").0,
+                None => self.arrived.wait(state).expect("no holder panics"),
+            };
+        }
+        state.poked = false;
+        if state.writes.is_empty() && state.closed {
+            return None;
+        }
+        let most = state.writes.len().min(GROUP);
+        Some(state.writes.drain(..most).collect())
+    }
+
+    fn len(&self) -> usize {
+        self.state.lock().expect("no holder panics").writes.len()
+    }
+}
+
+/// The writer's own state.
+pub(super) struct Writer {
+    pub(super) conn: Connection,
+    pub(super) waiting: Arc<Waiting>,
+    pub(super) hub: Hub,
+    pub(super) clock: Clock,
+    pub(super) settings: Arc<Settings>,
+    /// This life's number, and when it began.
+    pub(super) boot: i64,
+    pub(super) started: Ms,
+    pub(super) memory: Memory,
+    pub(super) wal: std::path::PathBuf,
+    pub(super) data_version: i64,
+    /// A wake that failed, or was not yet done: the next write of any kind repeats it first.
+    pub(super) owes_wake: bool,
+    /// When a checkpoint is to be tried again.
+    pub(super) checkpoint_at: Ms,
+    /// When to look whether the rows have something due, and, after a failure, not before.
+    pub(super) due_at: Ms,
+    pub(super) not_before: Ms,
+}
+
+impl Writer {
+    /// What comes after the boot write and before anything is answered: grace for leases, one wake of the queue.
+    pub(super) fn start(&mut self) -> Result<(), Error> {
+        self.begin()?;
+        let tx = self.tx(false);
+        reaper::grant_start_grace(&tx)?;
+        self.commit()?;
+        self.owes_wake = true;
+        self.wake();
+        Ok(())
+    }
+
+    /// Works until [`Waiting::close`].
+    pub(super) fn run(mut self) {
+        // How many of the writes that were waiting when something fell due are still to be taken first: heartbeats
+        // that wait must count before leases are judged.
+        let mut ahead: Option<usize> = None;
+        while let Some(mut group) = self.waiting.take(self.patience()) {
+            if let Some(offset) = self.clock.follow_wall_clock() {
+                self.keep_offset(offset);
+            }
+            if self.owes_wake && (!group.is_empty() || self.is_due()) {
+                self.wake();
+            }
+            if ahead.is_none() && self.is_due() {
+                ahead = Some(group.len() + self.waiting.len());
+            }
+            let taken = group.len();
+            while !group.is_empty() {
+                self.group(&mut group);
+            }
+            if let Some(left) = &mut ahead {
+                *left = left.saturating_sub(taken);
+                if *left == 0 {
+                    ahead = None;
+                    self.reap();
+                }
+            } else if taken > 0 {
+                self.look_ahead();
+            }
+            self.checkpoint_if_large();
+        }
+        self.memory.stopping.set(true);
+        // A tidy end leaves an empty WAL; nothing depends on it.
+        let _ = self.checkpoint("TRUNCATE");
+    }
+
+    /// How long nothing is due. A manual clock is moved by a test, which then pokes.
+    fn patience(&self) -> Option<Duration> {
+        if self.clock.is_manual() {
+            return None;
+        }
+        let next = self.due_at.min(self.checkpoint_at);
+        // Rounded up by a millisecond, so that the deadline has passed when the wait ends. A day at most: the
+        // condition variable's clock stands still in suspend, so a long wait is cut short and looked at again.
+        let ms = (next - self.clock.now() + 1).clamp(0, 60_000);
+        if next >= NEVER { None } else { Some(Duration::from_millis(ms.unsigned_abs())) }
+    }
+
+    fn is_due(&self) -> bool {
+        self.due_at <= self.clock.now()
+    }
+
+    /// Takes writes from the front of `group` into one commit, and answers them; leaves those that must come after a
+    /// wake.
+    fn group(&mut self, group: &mut VecDeque<Box<dyn Write>>) {
+        let mut done: Vec<(Box<dyn Write>, Result<(), Error>)> = Vec::new();
+        let outcome = self.begin().and_then(|()| {
+            let mut kept = Effects::default();
+            while let Some(mut write) = group.pop_front() {
+                let tx = self.tx(kept.wake);
+                let result = tx.attempt(|| write.run(&tx));
+                match result {
+                    Err(Error::WakeFirst) => {
+                        group.push_front(write);
+                        break;
+                    }
+                    Err(error) if self.conn.is_autocommit() || is_of_the_group(&error) => {
+                        done.push((write, Ok(())));
+                        return Err(error);
+                    }
+                    Ok(()) => kept.merge(tx.into_effects()),
+                    Err(_) => {}
+                }
+                done.push((write, result));
+            }
+            #[cfg(debug_assertions)]
+            super::invariants::assert_held(&self.conn);
+            self.commit()?;
+            Ok(kept)
+        });
+        match outcome {
+            Ok(kept) => {
+                if kept.wake {
+                    self.owes_wake = true;
+                    self.wake();
+                }
+                self.hub.tell(kept.topics);
+                for (write, result) in done {
+                    write.answer(result);
+                }
+            }
+            Err(error) => {
+                log::warn!("a group of writes failed writes={} cause={error}", done.len());
+                // When the transaction could not even begin, none was tried and all are told.
+                done.extend(group.drain(..).map(|write| (write, Ok(()))));
+                self.rolled_back(&error, done.into_iter().map(|(write, _)| write));
+            }
+        }
+    }
+
+    /// Wakes the queue in a transaction of its own. A failure is nobody's error: the wake stays owed.
+    pub(super) fn wake(&mut self) {
+        for _ in 0..SWEEPS {
+            let outcome = self.begin().and_then(|()| {
+                let tx = self.tx(false);
+                sweep::sweep(&tx)?;
+                let effects = tx.into_effects();
+                #[cfg(debug_assertions)]
+                super::invariants::assert_held(&self.conn);
+                self.commit()?;
+                Ok(effects)
+            });
+            match outcome {
+                Ok(effects) => {
+                    self.owes_wake = effects.wake;
+                    self.hub.tell(effects.topics);
+                    if !self.owes_wake {
+                        self.look_ahead();
+                        return;
+                    }
+                }
+                Err(error) => {
+                    log::error!("cannot promote queued runs cause={error}");
+                    self.owes_wake = true;
+                    self.rolled_back(&error, std::iter::empty());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One pass over everything that is due; one wake at its end, if it changed a row.
+    fn reap(&mut self) {
+        let outcome = self.begin().and_then(|()| {
+            let tx = self.tx(false);
+            let failed = reaper::pass(&tx, self.started)?;
+            let effects = tx.into_effects();
+            #[cfg(debug_assertions)]
+            super::invariants::assert_held(&self.conn);
+            self.commit()?;
+            Ok((effects, failed))
+        });
+        match outcome {
+            Ok((effects, failed)) => {
+                if failed {
+                    self.not_before = self.clock.now() + RETRY_MS;
+                }
+                if effects.wake {
+                    self.owes_wake = true;
+                    self.wake();
+                }
+                self.hub.tell(effects.topics);
+                self.look_ahead();
+            }
+            Err(error) => {
+                log::error!("cannot reap what is due cause={error}");
+                self.rolled_back(&error, std::iter::empty());
+                self.not_before = self.clock.now() + RETRY_MS;
+                self.look_ahead();
+            }
+        }
+    }
+
+    /// Reads from the rows when something is due next.
+    fn look_ahead(&mut self) {
+        match reaper::next_deadline(&self.conn, self.started) {
+            Ok(next) => self.due_at = next.max(self.not_before),
+            Err(error) => {
+                log::error!("cannot read the next deadline cause={error}");
+                self.due_at = self.clock.now() + RETRY_MS;
+            }
+        }
+    }
+
+    pub(super) fn tx(&self, owes_wake: bool) -> Tx<'_> {
+        Tx::new(&self.conn, self.clock.now(), self.clock.offset(), &self.settings, &self.memory, owes_wake)
+    }
+
+    /// Begins a write transaction, in which this boot is known to be the current one.
+    pub(super) fn begin(&mut self) -> Result<(), Error> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let (number, version) = {
+            let mut statement = self.conn.prepare_cached("SELECT number FROM boot")?;
+            let number: i64 = statement.query_row([], |row| row.get(0))?;
+            let mut statement = self.conn.prepare_cached("PRAGMA data_version")?;
+            (number, statement.query_row([], |row| row.get::<_, i64>(0))?)
+        };
+        if number != self.boot {
+            log::error!("another mediator has started on this database: ending boot={} current={number}", self.boot);
+            std::process::exit(1);
+        }
+        if version != self.data_version {
+            // Another connection has written: nothing that was remembered is trusted.
+            self.data_version = version;
+            self.memory.fleet.borrow_mut().forget();
+        }
+        Ok(())
+    }
+
+    fn commit(&self) -> Result<(), Error> {
+        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+
+    /// Undoes a transaction that failed, tells its writes, and does what the error asks for.
+    fn rolled_back(&mut self, error: &Error, writes: impl Iterator<Item = Box<dyn Write>>) {
+        if !self.conn.is_autocommit() {
+            // A failing ROLLBACK leaves the transaction open; the drain below ends the process anyway.
+            if let Err(error) = self.conn.execute_batch("ROLLBACK") {
+                log::error!("cannot roll back cause={error}");
+            }
+        }
+        self.memory.fleet.borrow_mut().forget();
+        for write in writes {
+            write.answer(Err(error.clone()));
+        }
+        if matches!(error, Error::Disk(_)) {
+            self.drain(error);
+        }
+    }
+
+    /// After a failed sync or another error of the disk: empties the WAL on this very connection, then ends.
+    ///
+    /// The pages of a failed sync may be lost while the page cache still shows them. Ending at once would make the
+    /// next start recover frames that were never on the disk. A checkpoint that succeeds has copied and synced what
+    /// the WAL held; after it there is nothing left to recover wrongly. Meanwhile everybody is told 503.
+    fn drain(&mut self, error: &Error) -> ! {
+        log::error!("the disk failed: emptying the WAL before ending cause={error}");
+        loop {
+            match self.checkpoint("TRUNCATE") {
+                Ok((0, _, _)) => break,
+                Ok(_) => log::warn!("readers keep the WAL from being emptied"),
+                Err(cause) => log::error!("cannot empty the WAL cause={cause}"),
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            for write in self.waiting.take(Some(Duration::ZERO)).unwrap_or_default() {
+                write.answer(Err(error.clone()));
+            }
+        }
+        log::error!("the WAL is empty: ending, to start from what the disk has");
+        std::process::exit(74)
+    }
+
+    /// Writes down how far the wall clock has moved, so that the next start goes on with the same scale.
+    fn keep_offset(&mut self, offset: i64) {
+        log::warn!("the wall clock was stepped: deadlines are not affected offset_ms={offset}");
+        let outcome = self.begin().and_then(|()| {
+            self.conn.execute("UPDATE boot SET clock_offset = ?1", [offset])?;
+            self.commit()
+        });
+        if let Err(error) = outcome {
+            log::error!("cannot keep the clock's offset cause={error}");
+            self.rolled_back(&error, std::iter::empty());
+        }
+    }
+
+    /// Checkpoints when the WAL has grown; insists on shrinking it when it is large, but never for long.
+    fn checkpoint_if_large(&mut self) {
+        let size = std::fs::metadata(&self.wal).map_or(0, |meta| meta.len());
+        let now = self.clock.now();
+        if size < CHECKPOINT_BYTES || (self.checkpoint_at < NEVER && now < self.checkpoint_at) {
+            if size < CHECKPOINT_BYTES {
+                self.checkpoint_at = NEVER;
+            }
+            return;
+        }
+        let mode = if size >= SHRINK_BYTES { "TRUNCATE" } else { "PASSIVE" };
+        self.checkpoint_at = now + RETRY_MS;
+        match self.checkpoint(mode) {
+            // Everything is copied: the next commit starts the file over, and cuts it (journal_size_limit).
+            Ok((0, log, copied)) if log == copied => self.checkpoint_at = NEVER,
+            Ok((_, log, copied)) => log::debug!("checkpoint mode={mode} pages={log} copied={copied}"),
+            Err(error) => {
+                log::error!("a checkpoint failed cause={error}");
+                let error = Error::from(error);
+                if matches!(error, Error::Disk(_)) {
+                    self.drain(&error);
+                }
+            }
+        }
+    }
+
+    /// Returns (busy, pages in the WAL, pages copied).
+    fn checkpoint(&self, mode: &str) -> rusqlite::Result<(i64, i64, i64)> {
+        // Readers are not waited for: the writer has better things to do, and tries again.
+        self.conn.busy_timeout(Duration::from_millis(20))?;
+        let result = self.conn.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        });
+        self.conn.busy_timeout(Duration::from_millis(5000))?;
+        match result {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok((1, 0, 0)),
+            other => other,
+        }
+    }
+}
+
+/// How many sweeps may follow each other when each frees something: promotions free nothing, so one is enough.
+const SWEEPS: usize = 3;
+
+/// Says whether an error concerns all writes of a group, not the one that met it.
+fn is_of_the_group(error: &Error) -> bool {
+    matches!(error, Error::Full | Error::Busy | Error::Disk(_))
+}
+
+impl Effects {
+    fn merge(&mut self, other: Self) {
+        self.wake |= other.wake;
+        self.topics.extend(other.topics);
+    }
+}

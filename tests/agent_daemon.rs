@@ -66,7 +66,7 @@ fn work_goes_on_while_the_daemon_is_away_and_is_reported_when_it_is_back() {
 #[test]
 fn a_log_that_a_daemon_lost_between_the_output_and_the_result_is_sent_again() {
     let daemon = FakeDaemon::start();
-    let _agent = Agent::start(&daemon);
+    let agent = Agent::start(&daemon);
     daemon.set(|state| state.refuse_results = Some((503, "unavailable")));
     daemon.give("r", "echo all of it", json!({}));
     daemon.wait("a report", |state| (!state.results.is_empty()).then_some(()));
@@ -75,7 +75,9 @@ fn a_log_that_a_daemon_lost_between_the_output_and_the_result_is_sent_again() {
         state.logs.clear();
     });
     let tries = daemon.state().results.len();
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    wait_for("a report that is not answered", || {
+        agent.log().contains("reporting run=r node=n step=work attempt=1: cannot reach").then_some(())
+    });
     daemon.set(|state| (state.away, state.refuse_results) = (false, None));
     daemon.wait("another report", |state| (state.results.len() > tries && state.held.is_none()).then_some(()));
     assert_eq!(daemon.log("r"), "all of it\n");
@@ -149,6 +151,19 @@ fn an_idle_agent_that_is_told_to_end_ends() {
     daemon.wait("a claim", |state| (!state.claims.is_empty()).then_some(()));
     agent.signal(Signal::TERM);
     assert_eq!(agent.ended().code(), Some(0));
+}
+
+/// The daemon gave a step with an answer that was on its way when the signal came.
+#[test]
+fn a_step_given_at_the_moment_of_the_signal_is_not_left_in_nobody_s_hands() {
+    let daemon = FakeDaemon::start();
+    let mut agent = Agent::start(&daemon);
+    daemon.wait("a claim", |state| (!state.claims.is_empty()).then_some(()));
+    // Given, as the daemon sees it, but the parked claim is not woken to say so.
+    daemon.state().held = Some(support::fake_daemon::step("r", &["true"], json!({})));
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.ended().code(), Some(0));
+    assert_eq!(daemon.result("r")["exit_code"], 0);
 }
 
 #[test]

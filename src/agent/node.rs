@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,8 +28,12 @@ const CLAIM_WAIT_SECONDS: u64 = 30;
 /// How long a parked claim may be without an answer before the connection counts as dead.
 const CLAIM_LIMIT: Duration = Duration::from_secs(CLAIM_WAIT_SECONDS + 15);
 
-/// How long an advert may take: short, since the next one cannot be sent meanwhile.
-const ADVERT_LIMIT: Duration = Duration::from_secs(10);
+/// How long the last claim of an agent that was told to end may take.
+const LAST_CLAIM_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long an advert may take, in milliseconds: twice the pause between two, within these bounds. The next one cannot
+/// be sent meanwhile, and one that was lost on the way must not cost the lease.
+const ADVERT_LIMIT_MS: (i64, i64) = (2_000, 10_000);
 
 /// How many attempts are remembered. The daemon can only give again the one it still has as claimed, so the last would
 /// do; more cost nothing.
@@ -169,38 +174,52 @@ impl Node {
 
     /// Claims until there is a step, or nothing new may be claimed.
     async fn claim(&self) -> Option<Granted> {
+        // Nothing is claimed by a life that the daemon has not heard of.
         let mut adverts = self.adverts.subscribe();
+        let mut closing = pin!(self.closing());
+        tokio::select! {
+            _ = adverts.wait_for(|count| *count > 0) => {}
+            () = &mut closing => return None,
+        }
         let mut pause = Pause::default();
-        let closing = self.closing();
-        tokio::pin!(closing);
-        loop {
-            let attempt = async {
-                // Nothing is claimed by a life that the daemon has not heard of.
-                let _ = adverts.wait_for(|count| *count > 0).await;
-                let sent_at = boottime_ms();
-                (sent_at, self.ask(&Value::Null).await)
-            };
-            let (sent_at, answer) = tokio::select! {
+        while self.may_claim() {
+            let sent_at = boottime_ms();
+            let answer = tokio::select! {
                 biased;
-                answered = attempt => answered,
-                () = &mut closing => return None,
+                answer = self.ask(&Value::Null, CLAIM_WAIT_SECONDS, CLAIM_LIMIT) => answer,
+                () = &mut closing => return self.last_claim().await,
             };
-            let received_at = boottime_ms();
-            match answer {
-                Ok(answer) if answer.status == StatusCode::NO_CONTENT => pause.reset(),
-                Ok(answer) => match wire::read::<Claim>(&answer) {
-                    Ok(claim) => return Some(Granted { claim, sent_at, received_at }),
-                    Err(error) => {
-                        error!("claiming node={}: {error}", self.config().id);
-                        pause.wait().await;
-                    }
-                },
+            match self.granted(answer, sent_at) {
+                Ok(Some(granted)) => return Some(granted),
+                Ok(None) => pause.reset(),
                 Err(error) => tokio::select! {
                     () = self.refused_claim(&error, &mut pause) => {}
                     () = &mut closing => return None,
                 },
             }
         }
+        None
+    }
+
+    /// Asks once more, without waiting, after the parked claim was dropped: its answer may have been on the way, and a
+    /// step given by it would be in the hands of nobody, its run lost by a mere restart of the agent.
+    async fn last_claim(&self) -> Option<Granted> {
+        if *self.refused.borrow() || self.link.is_away() {
+            return None;
+        }
+        let sent_at = boottime_ms();
+        let answer = self.ask(&Value::Null, 0, LAST_CLAIM_LIMIT).await;
+        self.granted(answer, sent_at).ok().flatten()
+    }
+
+    fn granted(&self, answer: Result<Answer, Error>, sent_at: Ms) -> Result<Option<Granted>, Error> {
+        let received_at = boottime_ms();
+        let answer = answer?;
+        if answer.status == StatusCode::NO_CONTENT {
+            return Ok(None);
+        }
+        let claim = wire::read(&answer)?;
+        Ok(Some(Granted { claim, sent_at, received_at }))
     }
 
     /// Keeps a claim parked while `attempt` is worked on; resolves when the daemon has taken the step away.
@@ -208,7 +227,7 @@ impl Node {
         let working = attempt.working();
         let mut pause = Pause::default();
         loop {
-            match self.ask(&working).await {
+            match self.ask(&working, CLAIM_WAIT_SECONDS, CLAIM_LIMIT).await {
                 Ok(answer) if answer.status == StatusCode::NO_CONTENT => pause.reset(),
                 Ok(_) => {
                     warn!("a claim while working was given a step node={}", self.config().id);
@@ -220,14 +239,15 @@ impl Node {
         }
     }
 
-    async fn ask(&self, working: &Value) -> Result<Answer, Error> {
-        let path = format!("/v1/nodes/{}/claim?wait_seconds={CLAIM_WAIT_SECONDS}", encode(&self.config().id));
+    async fn ask(&self, working: &Value, wait_seconds: u64, limit: Duration) -> Result<Answer, Error> {
+        let path = format!("/v1/nodes/{}/claim?wait_seconds={wait_seconds}", encode(&self.config().id));
         let body = json!({"instance": self.instance, "working": working}).to_string();
         let started = boottime_ms();
         let client = self.link.client();
-        let answer = client.call(Method::POST, &path, Some("application/json"), Bytes::from(body), CLAIM_LIMIT).await;
+        let answer = client.call(Method::POST, &path, Some("application/json"), Bytes::from(body), limit).await;
         // A daemon that does not park must not be asked as fast as it answers.
-        if matches!(&answer, Ok(answer) if answer.status == StatusCode::NO_CONTENT) && boottime_ms() - started < 50 {
+        let is_early = wait_seconds > 0 && boottime_ms() - started < 50;
+        if is_early && matches!(&answer, Ok(answer) if answer.status == StatusCode::NO_CONTENT) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         answer
@@ -242,7 +262,9 @@ impl Node {
                 self.advert_now.notify_one();
                 let _ = tokio::time::timeout(Duration::from_secs(1), adverts.changed()).await;
             }
-            _ if is_passing(error) => debug!("claiming node={}: {error}", self.config().id),
+            _ if is_passing(error) && !matches!(error, Error::Garbled(_)) => {
+                debug!("claiming node={}: {error}", self.config().id)
+            }
             _ => warn!("claiming node={}: {error}", self.config().id),
         }
         pause.wait().await;
@@ -272,11 +294,13 @@ impl Node {
         .to_string();
         let mut pause = Pause::default();
         let mut drain: Option<String> = None;
+        let mut limit_ms = ADVERT_LIMIT_MS.1;
         while !*self.refused.borrow() {
             let sent_at = boottime_ms();
             let body = Bytes::from(advert.clone());
             let client = self.link.client();
-            let answer = client.call(Method::POST, "/v1/nodes", Some("application/json"), body, ADVERT_LIMIT).await;
+            let limit = Duration::from_millis(limit_ms.unsigned_abs());
+            let answer = client.call(Method::POST, "/v1/nodes", Some("application/json"), body, limit).await;
             self.link.note(answer.as_ref().err());
             match answer.and_then(|answer| wire::read::<Adverted>(&answer)) {
                 Ok(adverted) => {
@@ -287,7 +311,9 @@ impl Node {
                         drain = Some(adverted.drain);
                     }
                     // Not faster than a tenth of a second, whatever is told.
-                    let next_at = sent_at.saturating_add(wire::ms(adverted.renew_seconds).max(100));
+                    let renew_ms = wire::ms(adverted.renew_seconds).max(100);
+                    limit_ms = renew_ms.saturating_mul(2).clamp(ADVERT_LIMIT_MS.0, ADVERT_LIMIT_MS.1);
+                    let next_at = sent_at.saturating_add(renew_ms);
                     tokio::select! {
                         () = sleep_until(next_at) => {}
                         () = self.advert_now.notified() => {}

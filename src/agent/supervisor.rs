@@ -242,15 +242,19 @@ impl Work {
         }
     }
 
-    /// Kills until nothing is left. What starts new processes meanwhile is met by the next walk.
+    /// Kills until nothing is left. What starts new processes meanwhile is met by the next walk, which follows at once;
+    /// only what cannot be killed (another user's, or stuck in the kernel) is waited for with pauses.
     async fn kill_all(&mut self) {
+        let mut last = Vec::new();
         let mut pause_ms = 1;
         while self.reap() {
-            for process in descendants::of(self.me, &[]) {
-                descendants::signal(process, Signal::KILL);
+            let found = descendants::of(self.me, &[]);
+            for process in &found {
+                descendants::signal(*process, Signal::KILL);
             }
+            pause_ms = if found == last { (pause_ms * 2).min(200) } else { 1 };
+            last = found;
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            pause_ms = (pause_ms * 2).min(200);
         }
     }
 }

@@ -122,6 +122,20 @@ fn a_killed_supervisor_leaves_its_work_to_the_agent_which_ends_it() {
     assert_eq!(daemon.result("next")["exit_code"], 0);
 }
 
+/// Each link of the chain starts the next and ends, so a walk of `/proc` always comes a little late.
+#[test]
+fn a_chain_of_processes_that_runs_away_is_caught() {
+    let daemon = FakeDaemon::start();
+    let _agent = Agent::start(&daemon);
+    let mark = unique("chain");
+    // It gives up by itself in the end, should the agent not catch it.
+    let link = "[ $1 -gt 50000 ] || setsid sh link $(($1 + 1)) &";
+    let script = format!("echo '{link}' > link; sh link 0; sh link 0; echo started");
+    daemon.give("r", &script, json!({"env": {"MARK": mark}}));
+    assert_eq!(daemon.result("r")["exit_code"], 0);
+    assert_eq!(marked(&mark), [0; 0]);
+}
+
 /// I11
 #[test]
 fn an_attempt_that_is_given_again_is_not_begun_again() {

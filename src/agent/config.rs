@@ -308,6 +308,12 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_right() {
+        let config = check(include_str!("../../examples/agent.toml")).expect("it is right");
+        assert_eq!(config.nodes.len(), 3);
+    }
+
+    #[test]
     fn an_unknown_key_is_named_with_its_line() {
         refused("url = \"http://a:1\"\nulr = 3\n", &["line 2", "ulr"]);
         refused("[[node]]\nid = \"a\"\ncapability = []\n", &["line 3", "capability"]);

@@ -1,6 +1,6 @@
 //! The agent: speaks for the nodes of one host, and does their work.
 //!
-//! Each node is on its own ([`node`]): it advertises itself, claims one step at a time and carries it out ([`step`]).
+//! Each node is on its own ([`node`]): it advertises itself, claims one step at a time and carries it out.
 //! The lease decides how long it may ([`deadline`]); a supervisor process sees to it that nothing outlives that
 //! ([`supervisor`]). What is sent to the daemon is sent until it is heard ([`link`]).
 //!

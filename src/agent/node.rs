@@ -256,7 +256,7 @@ impl Node {
     /// Does what a refused claim calls for, and waits before the next.
     async fn refused_claim(&self, error: &Error, pause: &mut Pause) {
         match refusal(error) {
-            Some((StatusCode::CONFLICT, "stale-instance")) => self.refuse(error),
+            Some((StatusCode::CONFLICT, "stale-instance" | "static-node")) => self.refuse(error),
             Some((StatusCode::CONFLICT, "unknown-instance") | (StatusCode::NOT_FOUND, _)) => {
                 let mut adverts = self.adverts.subscribe();
                 self.advert_now.notify_one();

@@ -8,19 +8,24 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Channel, Full};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// A request's body: whole, or read from a file while it is sent.
+type Body = BoxBody<Bytes, std::io::Error>;
 
 /// How long a call may take when its caller has no reason to wait longer.
 pub const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A token: never printed, not even by `{:?}`.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
@@ -41,7 +46,7 @@ impl fmt::Debug for Token {
 pub struct Client {
     base: String,
     token: Token,
-    pool: Pool<HttpConnector, Full<Bytes>>,
+    pool: Pool<HttpConnector, Body>,
 }
 
 /// A 2xx answer.
@@ -166,6 +171,11 @@ impl Client {
         Self::new(&url, Token::new(&token))
     }
 
+    /// Says whether `other` speaks to the same address with the same token.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.base == other.base && self.token == other.token
+    }
+
     /// Returns the daemon's address.
     pub fn url(&self) -> &str {
         &self.base
@@ -195,14 +205,62 @@ impl Client {
         body: Bytes,
         limit: Duration,
     ) -> Result<Answer, Error> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base))
-            .header(AUTHORIZATION, format!("Bearer {}", self.token.0));
+        let mut request = self.request(method, path);
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
         }
-        let request = request.body(Full::new(body)).map_err(|error| Error::Setup(error.to_string()))?;
+        let body = Full::new(body).map_err(|never| match never {}).boxed();
+        self.exchange(request.body(body).map_err(|error| Error::Setup(error.to_string()))?, limit).await
+    }
+
+    /// Puts `size` bytes of `from` to `path` without holding them in memory; `limit` bounds the whole exchange.
+    ///
+    /// # Errors
+    /// As [`Client::call`]; [`Error::Unreachable`] also when `from` fails or ends before `size` bytes.
+    pub async fn upload(
+        &self,
+        path: &str,
+        size: u64,
+        from: impl AsyncRead + Unpin,
+        limit: Duration,
+    ) -> Result<Answer, Error> {
+        let (mut body, channel) = Channel::new(2);
+        let request = self
+            .request(Method::PUT, path)
+            .header(CONTENT_TYPE, "application/octet-stream")
+            .header(CONTENT_LENGTH, size)
+            .body(channel.boxed())
+            .map_err(|error| Error::Setup(error.to_string()))?;
+        let feed = async move {
+            let mut from = from.take(size);
+            loop {
+                let mut chunk = bytes::BytesMut::with_capacity(64 * 1024);
+                match from.read_buf(&mut chunk).await {
+                    Ok(0) => return,
+                    Err(error) => return body.abort(error),
+                    // A body that nobody reads any more: the answer came early.
+                    Ok(_) if body.send_data(chunk.freeze()).await.is_err() => return,
+                    Ok(_) => {}
+                }
+            }
+        };
+        let exchange = self.exchange(request, limit);
+        tokio::pin!(exchange);
+        tokio::select! {
+            biased;
+            answer = &mut exchange => answer,
+            () = feed => exchange.await,
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
+        Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(AUTHORIZATION, format!("Bearer {}", self.token.0))
+    }
+
+    async fn exchange(&self, request: Request<Body>, limit: Duration) -> Result<Answer, Error> {
         let unreachable = |cause: String| Error::Unreachable { url: self.base.clone(), cause };
         let exchange = async {
             let response = self.pool.request(request).await.map_err(|error| unreachable(chain(&error)))?;

@@ -1,1 +1,133 @@
-//! The agent.
+//! The agent: speaks for the nodes of one host, and does their work.
+//!
+//! Each node is on its own ([`node`]): it advertises itself, claims one step at a time and carries it out.
+//! The lease decides how long it may ([`deadline`]); a supervisor process sees to it that nothing outlives that
+//! ([`supervisor`]). What is sent to the daemon is sent until it is heard ([`link`]).
+//!
+//! Invariants kept here: a result names node, nonce and attempt (I8); no attempt is begun twice by one life of the
+//! agent, and nothing is begun before earlier work on the node is stopped (I11).
+
+pub mod artifacts;
+pub mod config;
+pub mod deadline;
+mod descendants;
+pub mod environment;
+pub mod link;
+pub mod node;
+pub mod output;
+pub mod process;
+mod step;
+pub mod supervisor;
+pub mod wire;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use log::{error, info, warn};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use config::Config;
+use link::{Flags, Link};
+use node::Node;
+use process::Supervisors;
+
+/// How far the agent is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It works.
+    Run,
+    /// Told to end: nothing new is claimed, the steps in hand end.
+    Finish,
+    /// Told again: the work is stopped and reported.
+    Abandon,
+}
+
+/// How an agent ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Told,
+    /// Its file makes no sense, or the host does not let it work.
+    Config,
+    /// There is no address or no token of a daemon.
+    NoDaemon,
+    /// The daemon refused every one of its nodes.
+    Refused,
+}
+
+/// Runs the agent that the file at `path` describes, until a signal ends it or the daemon refuses all its nodes.
+pub fn run(path: &Path, flags: &Flags) -> Ended {
+    let config = match Config::load(path) {
+        Ok(config) => config,
+        Err(invalid) => {
+            error!("{invalid}");
+            return Ended::Config;
+        }
+    };
+    let link = match Link::new(&config, flags) {
+        Ok(link) => link,
+        Err(missing) => {
+            error!("{missing}");
+            return Ended::NoDaemon;
+        }
+    };
+    for node in &config.nodes {
+        // Looked at before anything starts, so that a wrong path is found now and not at the first step.
+        if let Err(error) = node.make_state_dir() {
+            error!("work_dir of node {}: {}: {error}", node.id, node.work_dir.display());
+            return Ended::Config;
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(run_nodes(config, link))) {
+        Ok(ended) => ended,
+        Err(error) => {
+            error!("the agent cannot work on this host: {error}");
+            Ended::Config
+        }
+    }
+}
+
+async fn run_nodes(config: Config, link: Link) -> std::io::Result<Ended> {
+    let supervisors = Supervisors::new()?;
+    let phase = watch_signals()?;
+    info!("agent for {} nodes url={}", config.nodes.len(), link.client().url());
+    let (config, link) = (Arc::new(config), Arc::new(link));
+    let mut nodes = JoinSet::new();
+    for index in 0..config.nodes.len() {
+        let node = Node::new(config.clone(), index, link.clone(), supervisors.clone(), phase.clone())?;
+        nodes.spawn(node.run());
+    }
+    // A panic in one node ends the process, and with it all work: being deaf would be worse.
+    let refused = nodes.join_all().await;
+    if refused.contains(&false) {
+        info!("agent ends");
+        return Ok(Ended::Told);
+    }
+    error!("the daemon refuses every node of this agent");
+    Ok(Ended::Refused)
+}
+
+/// Turns SIGTERM and SIGINT into phases.
+fn watch_signals() -> std::io::Result<watch::Receiver<Phase>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (send, receive) = watch::channel(Phase::Run);
+    tokio::spawn(async move {
+        for phase in [Phase::Finish, Phase::Abandon] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            match phase {
+                Phase::Abandon => warn!("told to end again: stopping the work"),
+                _ => info!("told to end: nothing new is claimed, the steps in hand end (a second signal stops them)"),
+            }
+            send.send_replace(phase);
+        }
+        // The channel must not close while nodes wait on it.
+        std::future::pending::<()>().await;
+    });
+    Ok(receive)
+}

@@ -12,6 +12,7 @@ pub mod matching;
 pub mod plan;
 pub mod run;
 pub mod step;
+pub mod variables;
 
 use std::fmt;
 

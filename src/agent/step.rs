@@ -1,0 +1,230 @@
+//! One attempt of one step: begun once, done under its lease, reported until heard.
+
+use std::future::Future;
+use std::path::Path;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::Method;
+use log::{debug, error, info, warn};
+use serde_json::{Value, json};
+use tokio::process::ChildStdout;
+
+use super::artifacts;
+use super::config::NodeConfig;
+use super::deadline::Authority;
+use super::environment::environment;
+use super::link::{Pause, is_passing};
+use super::node::{Granted, Node};
+use super::output::{Output, Sender};
+use super::process::Work;
+use super::supervisor::{Cause, End, How, Order, Start};
+use super::wire::{self, Claim, Outcome};
+use crate::client::{CALL_LIMIT, Error};
+use crate::clock::{Ms, boottime_ms};
+
+/// How long an agent that was told twice to end goes on sending output and artifacts, and then the result.
+const LAST_WORDS: Duration = Duration::from_secs(8);
+
+/// How long output may still come after nothing of the work is left: only if the command gave its pipe to a process
+/// that it had not started.
+const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
+
+/// Carries out a claimed step; returns the next one if the daemon gave it with its answer to the result.
+pub async fn carry_out(node: &Node, granted: Granted) -> Option<Granted> {
+    let Granted { claim, sent_at, received_at } = granted;
+    let lease = Authority::granted(&claim.run_id, &claim.lease, sent_at, received_at);
+    let lease = lease.or_longer(node.lease.borrow().as_ref());
+    let over = lease.is_over(received_at);
+    node.lease.send_replace(Some(lease));
+
+    if !node.begin(&claim.attempt()) {
+        // The daemon gives a step again when it did not hear of its end. Nothing of it runs here any more (I11).
+        return report(node, &claim, &Outcome::Lost("it was begun before".into()), None).await;
+    }
+    if over {
+        return report(node, &claim, &Outcome::Lost("the lease ran out before it began".into()), None).await;
+    }
+    let named = format!("run={} node={} step={} attempt={}", claim.run_id, node.config().id, claim.id, claim.attempt);
+    info!("step begins {named}");
+    let output = node.config().make_state_dir().and_then(|dir| Output::new(&dir, node.settings().spool_bytes));
+    let (output, mut sender) = match output {
+        Ok(output) => output,
+        Err(error) => {
+            error!("no room for the step's output {named}: {error}");
+            return report(node, &claim, &Outcome::Lost(error.to_string()), None).await;
+        }
+    };
+    let work = async {
+        let outcome = work(node, &claim, received_at, &output).await;
+        output.complete();
+        outcome
+    };
+    let (outcome, _) = tokio::join!(work, unless_abandoned(node, sender.send(&node.link, &claim)));
+    match &outcome {
+        Outcome::ExitCode(code) => info!("step ended {named} exit_code={code}"),
+        Outcome::Error(what) => info!("step ended {named} error={what:?}"),
+        Outcome::Lost(why) => warn!("step given up {named} why={why:?}"),
+    }
+    report(node, &claim, &outcome, Some(&mut sender)).await
+}
+
+/// Does the work itself, output and artifacts included.
+async fn work(node: &Node, claim: &Claim, received_at: Ms, output: &Output) -> Outcome {
+    let config = node.config();
+    let start = match prepare(node, claim, received_at) {
+        Ok(start) => start,
+        Err(outcome) => return outcome,
+    };
+    let (mut work, stdout): (Work, ChildStdout) = match node.supervisors.start(start).await {
+        Ok(started) => started,
+        Err(error) => return Outcome::Lost(format!("cannot start a supervisor: {error}")),
+    };
+    let mut fill = tokio::spawn({
+        let output = output.clone();
+        async move { output.fill(stdout).await }
+    });
+    let end = drive(node, claim, &mut work).await;
+    if tokio::time::timeout(OUTPUT_LINGERS, &mut fill).await.is_err() {
+        fill.abort();
+        debug!("output without a process behind it run={} step={}", claim.run_id, claim.id);
+    }
+    let outcome = match end {
+        None => Outcome::Lost("its supervisor was killed".into()),
+        Some(End { stopped: Some(Cause::Time), .. }) => {
+            Outcome::Error(format!("ran over its time of {} s", claim.timeout_seconds.unwrap_or_default()))
+        }
+        Some(End { stopped: Some(Cause::Lease), .. }) => Outcome::Lost("the lease ran out".into()),
+        Some(End { stopped: Some(Cause::Told), .. }) => Outcome::Lost("told to stop".into()),
+        Some(End { how: How::NotStarted(why), .. }) => return Outcome::Error(why),
+        Some(End { how: How::Code(code), .. }) => Outcome::ExitCode(code),
+    };
+    if !matches!(outcome, Outcome::Lost(_)) {
+        unless_abandoned(node, artifacts::send(&node.link, claim, &config.work_dir, output)).await;
+    }
+    outcome
+}
+
+/// Makes everything ready to start the command.
+fn prepare(node: &Node, claim: &Claim, received_at: Ms) -> Result<Start, Outcome> {
+    let config = node.config();
+    let state = config.make_state_dir().map_err(|error| Outcome::Lost(format!("work folder: {error}")))?;
+    let assigned = state.join("assigned.json");
+    let own = |name: &str| std::env::var(name).ok();
+    let env =
+        environment(claim, &node.settings().offer_env, &assigned.to_string_lossy(), own).map_err(Outcome::Error)?;
+    let json = claim.assigned.to_string();
+    write_new(&assigned, &json).map_err(|error| Outcome::Lost(format!("{}: {error}", assigned.display())))?;
+    let until_ms = node.lease.borrow().as_ref().map_or(0, Authority::until);
+    let time_ms = claim.timeout_seconds.map(|limit| received_at.saturating_add(wire::ms(limit)));
+    let lock = state.join("lock");
+    Ok(Start { argv: claim.run.clone(), env, dir: config.work_dir.clone(), lock, until_ms, time_ms })
+}
+
+/// Writes a file anew: an earlier step may have made it a link to somewhere else.
+fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    use std::io::Write;
+    std::fs::File::options().write(true).create_new(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Passes to the supervisor whatever bears on the work's right to go on, until nothing of it is left.
+async fn drive(node: &Node, claim: &Claim, work: &mut Work) -> Option<End> {
+    let attempt = claim.attempt();
+    let mut lease = node.lease.subscribe();
+    let mut taken_away = pin!(node.parked(&attempt));
+    let mut abandoned = pin!(node.abandoned());
+    let mut told = false;
+    loop {
+        let order = tokio::select! {
+            end = work.ended() => return end,
+            _ = lease.changed() => match &*lease.borrow_and_update() {
+                Some(lease) if !lease.is_gone() => Order::Until(lease.until()),
+                _ => Order::Stop,
+            },
+            () = &mut taken_away, if !told => Order::Stop,
+            () = &mut abandoned, if !told => Order::Stop,
+        };
+        if matches!(order, Order::Stop) && !told {
+            told = true;
+            info!("stopping the work run={} node={} step={}", claim.run_id, node.config().id, claim.id);
+        }
+        work.order(&order).await;
+    }
+}
+
+/// Reports how the attempt ended until the daemon answers, whatever the answer (I8: it decides what counts). Before a
+/// report is repeated, the log is looked after: the daemon may have lost the end of it while it was away.
+async fn report(node: &Node, claim: &Claim, outcome: &Outcome, mut log: Option<&mut Sender>) -> Option<Granted> {
+    let mut body = json!({
+        "node_id": node.config().id,
+        "nonce": claim.lease.nonce,
+        "attempt": claim.attempt,
+        "instance": node.instance,
+    });
+    outcome.write(&mut body);
+    let body = Bytes::from(body.to_string());
+    let named = format!("run={} node={} step={} attempt={}", claim.run_id, node.config().id, claim.id, claim.attempt);
+    let mut pause = Pause::default();
+    let reported = async {
+        loop {
+            let path = if node.may_claim() { claim.path("result?claim=true") } else { claim.path("result") };
+            let sent_at = boottime_ms();
+            let client = node.link.client();
+            let answer = client.call(Method::POST, &path, Some("application/json"), body.clone(), CALL_LIMIT).await;
+            match answer {
+                Ok(answer) => return next_claim(&answer.json().unwrap_or_default(), sent_at),
+                Err(error) if is_passing(&error) => {
+                    debug!("reporting {named}: {error}");
+                    pause.wait().await;
+                    if let (Error::Unreachable { .. }, Some(log)) = (&error, log.as_deref_mut()) {
+                        log.verify(&node.link, claim).await;
+                    }
+                }
+                Err(error) => {
+                    if matches!(outcome, Outcome::Lost(_)) {
+                        info!("the daemon had ended the step {named}: {error}");
+                    } else {
+                        warn!("the result does not count {named}: {error}");
+                    }
+                    return None;
+                }
+            }
+        }
+    };
+    unless_abandoned(node, reported).await.flatten()
+}
+
+fn next_claim(answer: &Value, sent_at: Ms) -> Option<Granted> {
+    // What does not read as a claim is claimed again in the plain way, which tells what is wrong with it.
+    let claim: Claim = serde_json::from_value(answer["claim"].clone()).ok()?;
+    Some(Granted { claim, sent_at, received_at: boottime_ms() })
+}
+
+/// Waits for `last`, but not for long once the agent was told twice to end or the node was refused.
+async fn unless_abandoned<T>(node: &Node, last: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = last => Some(done),
+        () = async {
+            node.abandoned().await;
+            tokio::time::sleep(LAST_WORDS).await;
+        } => None,
+    }
+}
+
+impl NodeConfig {
+    /// Makes the work folder and, in it, `.mediator`, where the agent keeps what it needs for a step; returns the
+    /// latter.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn make_state_dir(&self) -> std::io::Result<std::path::PathBuf> {
+        let dir = self.work_dir.join(".mediator");
+        std::fs::create_dir_all(&dir)?;
+        Ok(dir)
+    }
+}

@@ -1,0 +1,32 @@
+//! `mediator agent`: a lab host; and `mediator supervise`, which the agent starts for each step.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::agent::link::Flags;
+use crate::agent::{self, Ended};
+
+/// Speak for the nodes of this host and do their work
+#[derive(Args, Debug)]
+pub struct AgentArgs {
+    /// File that describes the nodes (TOML)
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// Runs the agent.
+pub fn run(args: &AgentArgs) -> ExitCode {
+    match agent::run(&args.config, &Flags::default()) {
+        Ended::Told => ExitCode::SUCCESS,
+        Ended::Config => ExitCode::from(2),
+        Ended::NoDaemon => ExitCode::from(3),
+        Ended::Refused => ExitCode::from(4),
+    }
+}
+
+/// Supervises one step, as told on standard input.
+pub fn supervise() -> ExitCode {
+    agent::supervisor::run()
+}

@@ -5,4 +5,5 @@ pub mod client;
 pub mod clock;
 pub mod config;
 pub mod domain;
+pub mod http;
 pub mod store;

@@ -235,7 +235,7 @@ fn boot(conn: &Connection, clock: &Clock) -> Result<i64, Error> {
 }
 
 /// Returns `length` random characters of 5 bits each, easy to tell apart when read aloud (Crockford's base 32).
-fn random_text(length: usize) -> String {
+pub(crate) fn random_text(length: usize) -> String {
     const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
     let mut bytes = vec![0; length];
     getrandom::fill(&mut bytes).expect("the kernel gives random bytes");

@@ -6,6 +6,8 @@
 mod check;
 mod parse;
 
+pub use parse::attributes;
+
 use std::collections::BTreeMap;
 
 use super::Invalid;

@@ -1,0 +1,324 @@
+//! One request on its way through the checks: Host, token, route, role, size, content type, key; then its handler
+//! reads query and body.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::{Uri, header};
+
+use super::App;
+use super::problem::Problem;
+use crate::domain::ids::{NodeId, RunId};
+use crate::domain::json::{self, Json};
+use crate::store::token::Principal;
+
+/// How long a JSON body may take, and how long a long body may pause.
+pub const BODY_LIMIT: Duration = Duration::from_secs(30);
+
+/// A request that has passed the checks that need no body.
+pub struct Call {
+    /// The daemon.
+    pub app: App,
+    /// Who calls; of a route without a token nobody in particular.
+    pub caller: Principal,
+    /// The variable parts of the path, decoded.
+    pub params: Vec<String>,
+    /// The query.
+    pub query: Query,
+    /// The headers as received.
+    pub headers: HeaderMap,
+    /// What is still to be read.
+    pub body: Incoming,
+}
+
+/// The parameters of a query, each once.
+#[derive(Debug, Default)]
+pub struct Query(BTreeMap<String, String>);
+
+impl Call {
+    /// Reads a JSON body.
+    ///
+    /// # Errors
+    /// `too-large`, `invalid-request`.
+    pub async fn json(&mut self) -> Result<Json, Problem> {
+        let bytes = self.bytes(self.app.store.settings().max_body_bytes).await?;
+        json::parse(&bytes).map_err(|invalid| Problem::invalid("invalid-request", invalid))
+    }
+
+    /// Reads a whole body of at most `most` bytes.
+    async fn bytes(&mut self, most: usize) -> Result<Bytes, Problem> {
+        let read = async {
+            let mut whole = Vec::new();
+            while let Some(chunk) = next_chunk(&mut self.body).await? {
+                if whole.len() + chunk.len() > most {
+                    return Err(too_large(most as u64));
+                }
+                whole.extend_from_slice(&chunk);
+            }
+            Ok(Bytes::from(whole))
+        };
+        tokio::time::timeout(BODY_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow()))
+    }
+
+    /// Returns the run that the path names.
+    ///
+    /// # Errors
+    /// `not-found` for what cannot be a run's id.
+    pub fn run(&self) -> Result<RunId, Problem> {
+        let text = &self.params[0];
+        RunId::new(text.as_str()).ok_or_else(|| Problem::new("not-found", format!("there is no run {text}")))
+    }
+
+    /// Returns the node that the path names.
+    ///
+    /// # Errors
+    /// `not-found` for what cannot be a node's id.
+    pub fn node(&self) -> Result<NodeId, Problem> {
+        let text = &self.params[0];
+        NodeId::new(text.as_str()).ok_or_else(|| Problem::new("not-found", format!("there is no node {text}")))
+    }
+
+    /// Returns the step's number that the path names behind the run.
+    ///
+    /// # Errors
+    /// `not-found` for what is no number.
+    pub fn seq(&self) -> Result<i64, Problem> {
+        let text = &self.params[1];
+        let seq = text.parse().ok().filter(|seq| (1..=500).contains(seq));
+        seq.ok_or_else(|| Problem::new("not-found", format!("there is no step {text} in run {}", self.params[0])))
+    }
+}
+
+/// Waits for the next piece of a body; `None` at its end.
+///
+/// # Errors
+/// `invalid-request` when it breaks off or is malformed; a pause that is too long is the caller's to notice.
+pub async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Problem::new("invalid-request", format!("the body broke off: {error}")))?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// The body came too slowly.
+pub fn too_slow() -> Problem {
+    Problem::new("invalid-request", format!("the body did not come within {} s", BODY_LIMIT.as_secs()))
+}
+
+/// The body is larger than `most` bytes.
+pub fn too_large(most: u64) -> Problem {
+    Problem::new("too-large", format!("the body has more than {most} bytes"))
+}
+
+impl Query {
+    /// Reads the query of `uri`; a parameter may be there once.
+    ///
+    /// # Errors
+    /// `invalid-request`, naming the parameter.
+    pub fn read(uri: &Uri) -> Result<Self, Problem> {
+        let mut parameters = BTreeMap::new();
+        for pair in uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let decode = |text: &str| {
+                decode(&text.replace('+', " ")).ok_or_else(|| {
+                    Problem::new("invalid-request", format!("`{pair}` in the query is not percent-encoded UTF-8"))
+                })
+            };
+            let (name, value) = (decode(name)?, decode(value)?);
+            if parameters.insert(name.clone(), value).is_some() {
+                return Err(Problem::new("invalid-request", format!("`{name}` is in the query twice")));
+            }
+        }
+        Ok(Self(parameters))
+    }
+
+    /// Refuses parameters that are not among `known`, so that a typo is seen.
+    ///
+    /// # Errors
+    /// `invalid-request`.
+    pub fn only(&self, known: &[&str]) -> Result<(), Problem> {
+        match self.0.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(Problem::new(
+                "invalid-request",
+                format!("unknown query parameter `{name}`; known here: {}", known.join(", ")),
+            )),
+        }
+    }
+
+    /// Returns a parameter that is there and not empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// Reads a number.
+    ///
+    /// # Errors
+    /// `invalid-request`, naming the parameter.
+    pub fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
+        &self,
+        name: &str,
+        range: std::ops::RangeInclusive<T>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        match text.parse().ok().filter(|number| range.contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(Problem::new(
+                "invalid-request",
+                format!("query parameter `{name}`: expected a number from {} to {}", range.start(), range.end()),
+            )),
+        }
+    }
+
+    /// Reads `true` or `false`; absent is false.
+    ///
+    /// # Errors
+    /// `invalid-request`, naming the parameter.
+    pub fn flag(&self, name: &str) -> Result<bool, Problem> {
+        match self.get(name) {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => {
+                Err(Problem::new("invalid-request", format!("query parameter `{name}`: expected true or false")))
+            }
+        }
+    }
+
+    /// Reads `limit` and `cursor`.
+    ///
+    /// # Errors
+    /// `invalid-request`.
+    pub fn page(&self) -> Result<crate::store::views::Page, Problem> {
+        let limit = self.number("limit", 1..=500usize)?.unwrap_or(50);
+        Ok(crate::store::views::Page { limit, cursor: self.get("cursor").map(str::to_owned) })
+    }
+
+    /// Reads how long a call may wait: `wait_seconds`, fractions allowed, cut to `most`.
+    ///
+    /// # Errors
+    /// `invalid-request`.
+    pub fn wait(&self, most: Duration) -> Result<Duration, Problem> {
+        let seconds = self.number("wait_seconds", 0.0..=86_400.0f64)?.unwrap_or(0.0);
+        Ok(Duration::from_secs_f64(seconds).min(most))
+    }
+}
+
+/// Decodes percent-encoding once; `None` when it is malformed or not UTF-8.
+pub fn decode(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
+            let (high, low) = (digit()?, digit()?);
+            out.push(u8::try_from(high * 16 + low).ok()?);
+        } else {
+            out.push(byte);
+        }
+    }
+    String::from_utf8(out).ok()
+}
+
+/// Checks by which name the daemon is called: a page in a browser must not reach it under a name of its own.
+///
+/// # Errors
+/// `invalid-request` for more than one Host, `wrong-host` for none or another's.
+pub fn check_host(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), Problem> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (first, more) = (hosts.next(), hosts.next().is_some());
+    if more {
+        return Err(Problem::new("invalid-request", "more than one Host header"));
+    }
+    let header = first.and_then(|host| host.to_str().ok()).map(name_of);
+    // A target in absolute form names a host of its own, which other programs would believe instead.
+    let target = uri.authority().map(|authority| name_of(authority.as_str()));
+    let fits = |name: &str| {
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        let loopback = name == "localhost" || name.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback());
+        loopback || name == "[::1]" || allowed.iter().any(|own| own.eq_ignore_ascii_case(&name))
+    };
+    match (header, target) {
+        (Some(name), target) if fits(name) && target.is_none_or(fits) => Ok(()),
+        _ => {
+            let mut names = vec!["localhost", "127.0.0.1", "[::1]"];
+            names.extend(allowed.iter().map(String::as_str));
+            let detail = format!("the Host header must name one of {} (http.hosts)", names.join(", "));
+            Err(Problem::new("wrong-host", detail))
+        }
+    }
+}
+
+/// Cuts the port off.
+fn name_of(authority: &str) -> &str {
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match host.rsplit_once(':') {
+        Some((name, port))
+            if port.bytes().all(|b| b.is_ascii_digit()) && !(name.contains(':') && !name.ends_with(']')) =>
+        {
+            name
+        }
+        _ => host,
+    }
+}
+
+/// Finds out who calls.
+///
+/// # Errors
+/// `unauthorized`.
+pub fn check_token(app: &App, headers: &HeaderMap) -> Result<Principal, Problem> {
+    let mut lines = headers.get_all(AUTHORIZATION).iter();
+    let token = match (lines.next(), lines.next()) {
+        (Some(line), None) => line.to_str().ok().and_then(|line| {
+            let (scheme, token) = line.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+        }),
+        _ => None,
+    };
+    let known = token.and_then(|token| app.store.tokens().check(token));
+    known.cloned().ok_or_else(|| {
+        let detail = if headers.contains_key(AUTHORIZATION) {
+            "the token is not valid: `Authorization: Bearer TOKEN`, where TOKEN is in `operator.token` in the data folder"
+        } else {
+            "a token is needed: `Authorization: Bearer TOKEN`, where TOKEN is in `operator.token` in the data folder"
+        };
+        Problem::new("unauthorized", detail)
+    })
+}
+
+/// Checks the announced size and the type of a JSON body, before any of it is read.
+///
+/// # Errors
+/// `too-large`, `unsupported-media-type`.
+pub fn check_json(headers: &HeaderMap, body: &Incoming, most: usize) -> Result<(), Problem> {
+    let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.or(body.size_hint().exact()).is_some_and(|length| length > most as u64) {
+        return Err(too_large(most as u64));
+    }
+    if let Some(content_type) = headers.get(CONTENT_TYPE) {
+        let essence = content_type.to_str().unwrap_or("").split(';').next().unwrap_or("").trim();
+        if !essence.eq_ignore_ascii_case("application/json") {
+            return Err(Problem::new("unsupported-media-type", "the body must be `application/json`"));
+        }
+    }
+    check_encoding(headers)
+}
+
+/// Refuses compressed bodies: their size could not be bounded by what is read.
+///
+/// # Errors
+/// `unsupported-media-type`.
+pub fn check_encoding(headers: &HeaderMap) -> Result<(), Problem> {
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            Err(Problem::new("unsupported-media-type", "the body must not be encoded"))
+        }
+        _ => Ok(()),
+    }
+}

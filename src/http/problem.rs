@@ -1,0 +1,189 @@
+//! Problems (RFC 9457): the one shape of an error, and the one place that knows the status of each code.
+
+use http_body_util::BodyExt as _;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
+use hyper::{Response, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::reply::{Reply, full};
+use crate::domain::Invalid;
+use crate::store::{Error, Refusal};
+
+/// An answer that is not what was asked for.
+#[derive(Debug)]
+pub struct Problem {
+    code: &'static str,
+    detail: String,
+    path: Option<String>,
+    more: Map<String, Value>,
+    allow: Option<String>,
+    location: Option<String>,
+    /// For the log alone: what a client must not read.
+    inside: Option<String>,
+}
+
+/// What whoever asked may do with the same request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retry {
+    /// Send it again as it is: it may have had an effect, and will have at most one.
+    SameKey,
+    /// It had no effect; mended, it is a new request.
+    NewKey,
+    /// It will be answered the same.
+    Never,
+}
+
+/// Every code: its status, its title, and whether to try again.
+const CODES: &[(&str, u16, &str, Retry)] = &[
+    ("invalid-request", 400, "The request is not understood", Retry::NewKey),
+    ("invalid-contract", 400, "The contract breaks the grammar", Retry::NewKey),
+    ("unauthorized", 401, "A token is needed", Retry::NewKey),
+    ("forbidden", 403, "Not yours to do", Retry::Never),
+    ("not-found", 404, "Not there", Retry::Never),
+    ("method-not-allowed", 405, "Not to be done with this address", Retry::Never),
+    ("run-exists", 409, "The run's id is taken", Retry::Never),
+    ("static-node", 409, "The node has no agent, or has one", Retry::Never),
+    ("stale-instance", 409, "Another agent has taken over", Retry::Never),
+    ("unknown-instance", 409, "This agent has not advertised", Retry::NewKey),
+    ("stale-lease", 409, "Not in your hands any more", Retry::Never),
+    ("node-leased", 409, "A run holds the node", Retry::NewKey),
+    ("already-answered", 409, "The question was answered", Retry::Never),
+    ("not-asked", 409, "The question is not open", Retry::NewKey),
+    ("log-gap", 409, "The log is shorter than that", Retry::NewKey),
+    ("not-sealed", 409, "The record is not sealed yet", Retry::NewKey),
+    ("gone", 410, "Not there any more", Retry::Never),
+    ("too-large", 413, "Too large", Retry::NewKey),
+    ("unsupported-media-type", 415, "JSON is needed", Retry::NewKey),
+    ("wrong-host", 421, "Called by a name that is not ours", Retry::NewKey),
+    ("no-candidate", 422, "No known nodes can ever do it", Retry::Never),
+    ("too-wide", 422, "It needs more nodes than one run may hold", Retry::Never),
+    ("not-an-option", 422, "Not among the answers to choose from", Retry::NewKey),
+    ("queue-limit", 429, "Too many runs wait already", Retry::SameKey),
+    ("internal", 500, "A mistake of ours", Retry::SameKey),
+    ("unavailable", 503, "Not now", Retry::SameKey),
+    ("storage-full", 507, "The disk is full", Retry::SameKey),
+];
+
+impl Problem {
+    /// Makes a problem. `code` is one of [`CODES`]; one that is not there is a mistake of ours, and shown as such.
+    pub fn new(code: &'static str, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), path: None, more: Map::new(), allow: None, location: None, inside: None }
+    }
+
+    /// Says which field is wrong, as a JSON pointer.
+    #[must_use]
+    pub fn at(mut self, path: impl Into<String>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+
+    /// Adds a member.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Says which methods the address knows.
+    #[must_use]
+    pub fn allow(mut self, methods: String) -> Self {
+        self.allow = Some(methods);
+        self
+    }
+
+    /// Says where what it is about can be found.
+    #[must_use]
+    pub fn location(mut self, address: String) -> Self {
+        self.location = Some(address);
+        self
+    }
+
+    /// Makes a problem with a body one with a contract: that is what the body was to be.
+    #[must_use]
+    pub fn as_contract(mut self) -> Self {
+        if self.code == "invalid-request" {
+            self.code = "invalid-contract";
+        }
+        self
+    }
+
+    /// Makes the problem of a body that breaks the grammar; `code` tells whose grammar.
+    pub fn invalid(code: &'static str, invalid: Invalid) -> Self {
+        Self::new(code, invalid.what).at(invalid.path)
+    }
+
+    /// Returns the status.
+    pub fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.entry().1).expect("the table has only statuses")
+    }
+
+    fn entry(&self) -> (&'static str, u16, &'static str, Retry) {
+        let known = CODES.iter().find(|(code, ..)| *code == self.code).copied();
+        debug_assert!(known.is_some(), "{} has no status", self.code);
+        known.unwrap_or(("internal", 500, "A mistake of ours", Retry::SameKey))
+    }
+
+    /// Makes the answer. What a client must not read goes to the log, under the same `request_id`.
+    pub fn into_reply(self, request_id: &str) -> Reply {
+        let (code, status, title, retry) = self.entry();
+        if let Some(inside) = &self.inside {
+            log::error!("request failed request={request_id} code={code} cause={inside:?}");
+        }
+        let retry_word = match retry {
+            Retry::SameKey => "same-key",
+            Retry::NewKey => "new-key",
+            Retry::Never => "never",
+        };
+        let mut body = json!({
+            "type": format!("https://mediator.invalid/problems/{code}"), "title": title, "status": status, "code": code,
+            "detail": self.detail, "request_id": request_id, "path": self.path, "retry": retry_word,
+        });
+        for (name, value) in self.more {
+            body[name] = value;
+        }
+        let mut response = Response::new(full(body.to_string()).boxed_unsync());
+        *response.status_mut() = StatusCode::from_u16(status).expect("the table has only statuses");
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if matches!(status, 429 | 503 | 507) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
+            headers.insert(ALLOW, allow);
+        }
+        if let Some(location) = self.location.and_then(|location| HeaderValue::from_str(&location).ok()) {
+            headers.insert(LOCATION, location);
+        }
+        response
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        Self { path: refusal.path, more: refusal.more, ..Self::new(refusal.code, refusal.detail) }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        let inside = Some(error.to_string());
+        match error {
+            Error::Refused(refusal) => refusal.into(),
+            Error::Full => {
+                Self { inside, ..Self::new("storage-full", "the daemon's disk is full: nothing was changed") }
+            }
+            Error::Busy => Self {
+                inside,
+                ..Self::new("unavailable", "the database is in use by another program: nothing was changed")
+            },
+            Error::Disk(_) => {
+                let detail = "the daemon's disk failed: whether this had an effect is not known until it is back";
+                Self { inside, ..Self::new("unavailable", detail) }
+            }
+            Error::Stopping => Self::new("unavailable", "the daemon is stopping"),
+            Error::Broken(_) | Error::WakeFirst => {
+                Self { inside, ..Self::new("internal", "a mistake of ours: the daemon's log tells more") }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The table of everything that can be called.
+
+use std::pin::Pin;
+
+use hyper::Method;
+
+use super::call::{Call, decode};
+use super::problem::Problem;
+use super::reply::{self, Reply};
+use super::{asks, nodes, runs, steps};
+use crate::store::token::Principal;
+
+type Answer = Pin<Box<dyn Future<Output = Result<Reply, Problem>> + Send>>;
+
+/// What a route takes as its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyKind {
+    /// Nothing; an empty JSON body does no harm.
+    None,
+    /// JSON.
+    Json,
+    /// Bytes of any type.
+    Raw,
+}
+
+/// One thing that can be called.
+pub struct Route {
+    method: Method,
+    /// Segments; `*` stands for one that is handed to the handler.
+    pattern: &'static str,
+    /// Whether only operators may call it.
+    pub operators_only: bool,
+    /// What it takes.
+    pub body: BodyKind,
+    /// What answers it.
+    pub handler: fn(Call) -> Answer,
+}
+
+macro_rules! routes {
+    ($($method:ident $pattern:literal $body:ident $who:ident $handler:path;)*) => {
+        /// Every route.
+        pub static ROUTES: &[Route] = &[$(Route {
+            method: Method::$method,
+            pattern: $pattern,
+            operators_only: routes!(@ $who),
+            body: BodyKind::$body,
+            handler: |call| Box::pin($handler(call)),
+        }),*];
+    };
+    (@ anyone) => { false };
+    (@ operators) => { true };
+}
+
+routes! {
+    GET    "healthz"                     None anyone    healthz;
+    GET    "readyz"                      None anyone    readyz;
+    POST   "v1/runs"                     Json anyone    runs::submit;
+    GET    "v1/runs"                     None anyone    runs::list;
+    GET    "v1/runs/*"                   None anyone    runs::show;
+    POST   "v1/runs/*/cancel"            Json anyone    runs::cancel;
+    POST   "v1/runs/*/renew"             Json anyone    runs::renew;
+    GET    "v1/runs/*/steps/*/log"       None anyone    steps::read_log;
+    PUT    "v1/runs/*/steps/*/log"       Raw  anyone    steps::write_log;
+    POST   "v1/runs/*/steps/*/result"    Json anyone    steps::result;
+    POST   "v1/runs/*/steps/*/answer"    Json anyone    asks::answer;
+    POST   "v1/nodes"                    Json anyone    nodes::advertise;
+    GET    "v1/nodes"                    None anyone    nodes::list;
+    GET    "v1/nodes/*"                  None anyone    nodes::show;
+    DELETE "v1/nodes/*"                  None operators nodes::remove;
+    POST   "v1/nodes/*/claim"            Json anyone    nodes::claim;
+    POST   "v1/nodes/*/drain"            Json operators nodes::drain;
+    DELETE "v1/nodes/*/drain"            None operators nodes::undrain;
+    GET    "v1/capabilities"             None anyone    nodes::capabilities;
+    GET    "v1/asks"                     None anyone    asks::list;
+}
+
+/// Says whether a path asks for no token.
+pub fn is_open(path: &str) -> bool {
+    matches!(path, "/" | "/healthz" | "/readyz")
+}
+
+/// Who calls a route that asks for no token.
+pub fn nobody() -> Principal {
+    Principal { name: String::new(), operator: false }
+}
+
+/// Finds the route of a request, and the variable segments of its path.
+///
+/// # Errors
+/// `not-found`; `method-not-allowed` with the methods that the path knows.
+pub fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<String>), Problem> {
+    let unknown = || Problem::new("not-found", "there is nothing at this address");
+    let mut segments = Vec::new();
+    // Matched on the path as received, decoded once by segment: what decodes to a separator is not one.
+    for segment in path.strip_prefix('/').ok_or_else(unknown)?.split('/') {
+        let decoded = decode(segment).ok_or_else(unknown)?;
+        if decoded.is_empty() || matches!(decoded.as_str(), "." | "..") || decoded.contains(['/', '\\', '\0']) {
+            return Err(unknown());
+        }
+        segments.push(decoded);
+    }
+    let mut allowed = Vec::new();
+    for route in ROUTES {
+        if let Some(params) = match_segments(route.pattern, &segments) {
+            if route.method == *method {
+                return Ok((route, params));
+            }
+            allowed.push(route.method.as_str());
+        }
+    }
+    if allowed.is_empty() {
+        return Err(unknown());
+    }
+    let detail = format!("this address knows {}", allowed.join(", "));
+    Err(Problem::new("method-not-allowed", detail).allow(allowed.join(", ")))
+}
+
+fn match_segments(pattern: &str, segments: &[String]) -> Option<Vec<String>> {
+    let wanted: Vec<&str> = pattern.split('/').collect();
+    if wanted.len() != segments.len() {
+        return None;
+    }
+    let mut params = Vec::new();
+    for (wanted, own) in wanted.into_iter().zip(segments) {
+        if wanted == "*" {
+            params.push(own.clone());
+        } else if wanted != own {
+            return None;
+        }
+    }
+    Some(params)
+}
+
+/// `GET /healthz`: the process answers.
+async fn healthz(_: Call) -> Result<Reply, Problem> {
+    Ok(reply::json(hyper::StatusCode::OK, &serde_json::json!({"status": "ok"})))
+}
+
+/// `GET /readyz`: the database answers, reading and writing.
+async fn readyz(call: Call) -> Result<Reply, Problem> {
+    call.app.store.read(|_| Ok(())).await?;
+    call.app.store.write(|_| Ok(())).await?;
+    Ok(reply::json(hyper::StatusCode::OK, &serde_json::json!({"status": "ready"})))
+}

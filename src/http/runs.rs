@@ -1,0 +1,164 @@
+//! Runs: submit, look at, follow, cancel, renew.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde_json::json;
+
+use super::call::Call;
+use super::problem::Problem;
+use super::reply::{self, Reply};
+use crate::clock;
+use crate::domain::contract::Contract;
+use crate::domain::field::Field;
+use crate::domain::ids::RunId;
+use crate::domain::matching::Reject;
+use crate::domain::run::RunState;
+use crate::store::hub::Topic;
+use crate::store::submit::{Submission, Submitted, submit as store_submit};
+use crate::store::views::{self, At, RunFilter, RunView};
+use crate::store::{Assigned, cancel as store_cancel, renew as store_renew};
+
+/// The longest a follower is parked.
+pub const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// What a submission is answered with.
+enum Outcome {
+    DryRun(Vec<Assigned>),
+    Run(StatusCode, Box<RunView>),
+    Rejected(Option<RunId>, Reject),
+}
+
+/// `POST /v1/runs`.
+pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["dry_run"])?;
+    let dry_run = call.query.flag("dry_run")?;
+    let body = call.json().await.map_err(|problem| problem.as_contract())?;
+    let contract = Contract::parse(&body).map_err(|invalid| Problem::invalid("invalid-contract", invalid))?;
+    if contract.priority > 0 && !call.caller.operator {
+        let detail = "a priority above 0 is for operators";
+        return Err(Problem::new("forbidden", detail).at("/priority"));
+    }
+    let submission = Submission::new(&call.caller.name, contract, &body, dry_run);
+    let outcome = call
+        .app
+        .store
+        .write(move |tx| {
+            let view = |tx: &crate::store::Tx, id: &RunId| views::run(tx.rows(), id, tx.at()).map(Box::new);
+            Ok(match store_submit(tx, &submission)? {
+                Submitted::DryRun(assigned) => Outcome::DryRun(assigned),
+                Submitted::Existing(id) => Outcome::Run(StatusCode::OK, view(tx, &id)?),
+                Submitted::Placed(id) => Outcome::Run(StatusCode::CREATED, view(tx, &id)?),
+                Submitted::Queued(id) => Outcome::Run(StatusCode::ACCEPTED, view(tx, &id)?),
+                Submitted::Rejected(id, reject) => Outcome::Rejected(id, reject),
+            })
+        })
+        .await?;
+    match outcome {
+        Outcome::DryRun(assigned) => {
+            Ok(reply::json(StatusCode::OK, &json!({"state": "DRY_RUN", "assigned": assigned})))
+        }
+        Outcome::Run(status, view) => Ok(reply::json_at(status, &view, &address(&view.run_id))),
+        Outcome::Rejected(id, reject) => {
+            let id = id.map(|id| id.as_str().to_owned());
+            let problem = Problem::new(reject.code, reject.detail.clone()).with("run_id", id.clone());
+            let problem = problem.with("reject", serde_json::to_value(&reject).unwrap_or_default());
+            Err(match id {
+                Some(id) => problem.location(address(&id)),
+                None => problem,
+            })
+        }
+    }
+}
+
+fn address(run: &str) -> String {
+    format!("/v1/runs/{run}")
+}
+
+/// `GET /v1/runs`.
+pub async fn list(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["state", "principal", "work", "node", "since", "limit", "cursor"])?;
+    let text = |name| call.query.get(name).map(str::to_owned);
+    let state = match call.query.get("state") {
+        None => None,
+        Some(word) => Some(RunState::parse(word).ok_or_else(|| {
+            let known = RunState::ALL.map(RunState::as_str).join(", ");
+            Problem::new("invalid-request", format!("query parameter `state`: expected one of {known}"))
+        })?),
+    };
+    let since = match call.query.get("since") {
+        None => None,
+        Some(time) => Some(clock::parse_rfc3339(time).ok_or_else(|| {
+            Problem::new("invalid-request", "query parameter `since`: expected a time such as 2026-01-31T12:00:00Z")
+        })?),
+    };
+    let filter = RunFilter { state, principal: text("principal"), work: text("work"), node: text("node"), since };
+    let (page, at) = (call.query.page()?, At::of(call.app.store.clock()));
+    let (runs, next) = call.app.store.read(move |conn| views::runs(conn, &filter, &page, at)).await?;
+    Ok(reply::json(StatusCode::OK, &json!({"runs": runs, "next": next})))
+}
+
+/// `GET /v1/runs/{id}`; with `wait_seconds` and `while` it answers when the state is another, or the time is over.
+pub async fn show(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["wait_seconds", "while"])?;
+    let id = call.run()?;
+    let wait = call.query.wait(MAX_WAIT)?;
+    let state = match call.query.get("while") {
+        None => None,
+        Some(word) => Some(RunState::parse(word).ok_or_else(|| {
+            Problem::new("invalid-request", "query parameter `while`: expected a state of a run, e.g. QUEUED")
+        })?),
+    };
+    let store = &call.app.store;
+    let until = tokio::time::Instant::now() + wait;
+    loop {
+        let waiter = store.hub().wait_for(Topic::Run(id.clone()));
+        let own = id.clone();
+        if let Some(state) = state
+            && store.read(move |conn| views::state(conn, &own)).await? == state
+            && call.app.parked(waiter, until).await
+        {
+            continue;
+        }
+        let at = At::of(store.clock());
+        let view = store.read(move |conn| views::run(conn, &id, at)).await?;
+        return Ok(reply::json(StatusCode::OK, &view));
+    }
+}
+
+/// `POST /v1/runs/{id}/cancel`.
+pub async fn cancel(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let id = call.run()?;
+    let body = call.json().await?;
+    let fields = Field::root(&body).object().map_err(invalid)?;
+    let reason = fields.opt("reason").map(|field| field.text().map(str::to_owned)).transpose().map_err(invalid)?;
+    let reason = reason.filter(|reason| !reason.is_empty());
+    fields.finish().map_err(invalid)?;
+    let by = call.caller.name.clone();
+    let view = call
+        .app
+        .store
+        .write(move |tx| {
+            store_cancel::cancel(tx, &id, &by, reason.as_deref())?;
+            views::run(tx.rows(), &id, tx.at())
+        })
+        .await?;
+    Ok(reply::json(StatusCode::OK, &view))
+}
+
+/// `POST /v1/runs/{id}/renew`.
+pub async fn renew(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let id = call.run()?;
+    let body = call.json().await?;
+    Field::root(&body).object().and_then(|fields| fields.finish()).map_err(invalid)?;
+    let caller = call.caller.clone();
+    let renewed = call.app.store.write(move |tx| store_renew::renew(tx, &id, &caller.name, caller.operator)).await?;
+    Ok(reply::json(StatusCode::OK, &renewed))
+}
+
+/// Makes the problem of a body that breaks its route's grammar.
+pub fn invalid(invalid: crate::domain::Invalid) -> Problem {
+    Problem::invalid("invalid-request", invalid)
+}

@@ -1,0 +1,281 @@
+//! Steps: results and logs.
+
+use std::io::SeekFrom;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::StatusCode;
+use hyper::body::Frame;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use rusqlite::{Connection, OptionalExtension as _};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+
+use super::call::{BODY_LIMIT, Call, next_chunk, too_slow};
+use super::problem::Problem;
+use super::reply::{self, Reply};
+use super::runs::{MAX_WAIT, invalid};
+use crate::domain::field::Field;
+use crate::domain::ids::NodeId;
+use crate::domain::json::Json;
+use crate::store::claim::{Claim, claim as store_claim};
+use crate::store::hub::Topic;
+use crate::store::logs::{Appended, LogKey};
+use crate::store::result::{Outcome, Report, Reported, Reporter, report as store_report};
+use crate::store::{Error, views};
+
+/// How much of a body is handed to the file at once.
+const PIECE: usize = 256 << 10;
+
+/// `POST /v1/runs/{id}/steps/{seq}/result`.
+pub async fn result(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["claim"])?;
+    let wants_claim = call.query.flag("claim")?;
+    let (run, seq) = (call.run()?, call.seq()?);
+    let body = call.json().await?;
+    let operator = call.caller.operator;
+    let parsed = read_report(&body, &call.caller.name, operator).map_err(invalid)?;
+    let report = Report { run, seq, attempt: parsed.attempt, reporter: parsed.reporter, outcome: parsed.outcome };
+    let store = call.app.store.clone();
+    // What the step wrote must survive whatever its result does.
+    let key = LogKey { run: report.run.clone(), seq, attempt: report.attempt };
+    let logs = store.clone();
+    let synced = tokio::task::spawn_blocking(move || logs.logs().sync(&key)).await;
+    synced
+        .map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?
+        .map_err(|error| Error::Disk(format!("syncing a log: {error}")))?;
+    let claim = match (&report.reporter, wants_claim, parsed.instance) {
+        (_, false, _) => None,
+        (Reporter::Node { node, .. }, true, Some(instance)) => {
+            Some(Claim { node: node.clone(), instance, working: None })
+        }
+        (Reporter::Node { .. }, true, None) => {
+            return Err(Problem::new("invalid-request", "a claim with the result needs `instance`").at("/instance"));
+        }
+        (Reporter::Holder { .. }, true, _) => {
+            return Err(Problem::new("invalid-request", "only a node claims with its result").at("/node_id"));
+        }
+    };
+    let next = claim.clone();
+    let (reported, mut claimed) = store
+        .write(move |tx| {
+            let reported = store_report(tx, &report)?;
+            // In the result's own commit if the run goes on here; a claim that is refused is no error of the result.
+            let claimed = match (&reported, &next) {
+                (Reported::Taken(_), Some(next)) => store_claim(tx, next).ok().flatten(),
+                _ => None,
+            };
+            Ok((reported, claimed))
+        })
+        .await?;
+    let mut answer = match reported {
+        Reported::Taken(answer) => answer,
+        Reported::Stale(refusal) => return Err(refusal.into()),
+    };
+    if claimed.is_none()
+        && let Some(next) = claim
+    {
+        // The wake that followed may have given the node to another run.
+        claimed = store.write(move |tx| Ok(store_claim(tx, &next).ok().flatten())).await?;
+    }
+    answer["claim"] = serde_json::to_value(&claimed).unwrap_or(Value::Null);
+    Ok(reply::json(StatusCode::OK, &answer))
+}
+
+struct ParsedReport {
+    attempt: i64,
+    reporter: Reporter,
+    outcome: Outcome,
+    instance: Option<String>,
+}
+
+fn read_report(body: &Json, caller: &str, operator: bool) -> Result<ParsedReport, crate::domain::Invalid> {
+    let fields = Field::root(body).object()?;
+    let attempt = fields.req("attempt")?.integer(1..=1000)?;
+    let node = fields.opt("node_id").map(|field| field.node_id()).transpose()?;
+    let nonce = fields.opt("nonce").map(|field| field.word().map(str::to_owned)).transpose()?;
+    let instance = fields.opt("instance").map(|field| field.word().map(str::to_owned)).transpose()?;
+    let exit_code = fields.opt("exit_code").map(|field| field.integer(-2_147_483_648..=4_294_967_295)).transpose()?;
+    let error = fields.opt("error").map(|field| field.long_text().map(str::to_owned)).transpose()?;
+    let lost = fields.opt("lost").map_or(Ok(false), |field| field.boolean())?;
+    let outcome = match (exit_code, error, lost) {
+        (Some(code), None, false) => Outcome::Exit(code),
+        (None, Some(error), false) => Outcome::Error(error),
+        (None, None, true) => Outcome::Lost,
+        _ => return Err(fields.invalid("expected exactly one of exit_code, error, lost")),
+    };
+    let reporter = match (node, nonce) {
+        (Some(node), Some(nonce)) => Reporter::Node { node, nonce },
+        (None, None) => Reporter::Holder { principal: caller.to_owned(), operator },
+        (Some(_), None) => return Err(fields.invalid_at("nonce", "missing: a node reports with its lease's nonce")),
+        (None, Some(_)) => return Err(fields.invalid_at("node_id", "missing: whose nonce is this")),
+    };
+    fields.finish()?;
+    Ok(ParsedReport { attempt, reporter, outcome, instance })
+}
+
+/// `PUT /v1/runs/{id}/steps/{seq}/log`: output of an attempt, from whoever has it in hand.
+pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["nonce", "attempt", "offset"])?;
+    let (run, seq) = (call.run()?, call.seq()?);
+    let needed = |name: &str| Problem::new("invalid-request", format!("query parameter `{name}` is needed"));
+    let attempt = call.query.number("attempt", 1..=1000i64)?.ok_or_else(|| needed("attempt"))?;
+    let mut offset = call.query.number("offset", 0..=u64::MAX)?.ok_or_else(|| needed("offset"))?;
+    let nonce = call.query.get("nonce").ok_or_else(|| needed("nonce"))?.to_owned();
+    let key = LogKey { run: run.clone(), seq, attempt };
+    let (store, own) = (call.app.store.clone(), key.clone());
+    store.read(move |conn| check_holder(conn, &own, &nonce)).await?;
+    let mut piece = Vec::new();
+    loop {
+        let chunk = tokio::time::timeout(BODY_LIMIT, next_chunk(&mut call.body)).await.map_err(|_| too_slow())??;
+        let is_last = chunk.is_none();
+        piece.extend_from_slice(&chunk.unwrap_or_default());
+        if piece.len() < PIECE && !is_last {
+            continue;
+        }
+        let (logs, own, bytes) = (store.clone(), key.clone(), std::mem::take(&mut piece));
+        let length = bytes.len() as u64;
+        let appended = tokio::task::spawn_blocking(move || logs.logs().append(&own, offset, &bytes)).await;
+        let appended = appended.map_err(|error| Error::Broken(format!("writing a log ended early: {error}")))?;
+        match appended.map_err(file_error)? {
+            Appended::Taken => offset += length,
+            Appended::Gap(size) => {
+                let detail = format!("the log has {size} bytes: send again from there");
+                return Err(Problem::new("log-gap", detail).with("size", size));
+            }
+        }
+        store.hub().tell([Topic::Log(run.clone())]);
+        if is_last {
+            return Ok(reply::empty(StatusCode::NO_CONTENT));
+        }
+    }
+}
+
+fn file_error(error: std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Error::Full,
+        _ => Error::Disk(format!("writing a file: {error}")),
+    }
+}
+
+/// Lets only the holder of the current attempt write (I8).
+fn check_holder(conn: &Connection, key: &LogKey, nonce: &str) -> Result<(), Error> {
+    views::state(conn, &key.run)?;
+    let step = conn
+        .prepare_cached("SELECT node_id, attempt, state FROM steps WHERE run_id = ?1 AND seq = ?2")?
+        .query_row((key.run.as_str(), key.seq), |row| {
+            Ok((row.get::<_, Option<String>>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
+        })
+        .optional()?;
+    let Some((node, attempt, state)) = step else {
+        let detail = format!("there is no step {} in run {}", key.seq, key.run);
+        return Err(Error::Refused(crate::store::Refusal::new("not-found", detail)));
+    };
+    let held = match node.map(NodeId::from_stored) {
+        None => false,
+        Some(node) => conn
+            .prepare_cached("SELECT 1 FROM leases WHERE node_id = ?1 AND run_id = ?2 AND nonce = ?3")?
+            .exists((node.as_str(), key.run.as_str(), nonce))?,
+    };
+    if held && attempt == key.attempt && state == "CLAIMED" {
+        return Ok(());
+    }
+    let detail = format!("attempt {} of step {} of run {} is not in your hands", key.attempt, key.seq, key.run);
+    Err(Error::Refused(crate::store::Refusal::new("stale-lease", detail)))
+}
+
+/// What is known of an attempt whose log is read.
+struct Attempt {
+    number: i64,
+    has_ended: bool,
+}
+
+fn attempt_of(
+    conn: &Connection,
+    run: &crate::domain::ids::RunId,
+    seq: i64,
+    wanted: Option<i64>,
+) -> Result<Attempt, Error> {
+    let run_ended = views::state(conn, run)?.is_terminal();
+    let current: Option<i64> = conn
+        .prepare_cached("SELECT attempt FROM steps WHERE run_id = ?1 AND seq = ?2")?
+        .query_row((run.as_str(), seq), |row| row.get(0))
+        .optional()?;
+    let Some(current) = current else {
+        let detail = format!("there is no step {seq} in run {run}");
+        return Err(Error::Refused(crate::store::Refusal::new("not-found", detail)));
+    };
+    let number = wanted.unwrap_or(current);
+    let ended: Option<Option<i64>> = conn
+        .prepare_cached("SELECT ended_at FROM attempts WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3")?
+        .query_row((run.as_str(), seq, number), |row| row.get(0))
+        .optional()?;
+    // An attempt that was never begun has nothing to say; whether it will be depends on the run.
+    let has_ended = ended.map_or(run_ended || number < current, |ended| ended.is_some());
+    Ok(Attempt { number, has_ended })
+}
+
+/// `GET /v1/runs/{id}/steps/{seq}/log`: the output from `offset` on. With `wait_seconds` it waits for more than
+/// nothing; `Mediator-Log-End: true` says that no more will come.
+pub async fn read_log(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["attempt", "offset", "wait_seconds"])?;
+    let (run, seq) = (call.run()?, call.seq()?);
+    let wanted = call.query.number("attempt", 1..=1000i64)?;
+    let offset = call.query.number("offset", 0..=u64::MAX)?.unwrap_or(0);
+    let until = tokio::time::Instant::now() + call.query.wait(MAX_WAIT)?;
+    let store = call.app.store.clone();
+    loop {
+        let waiter = store.hub().wait_for(Topic::Log(run.clone()));
+        let own = run.clone();
+        let attempt = store.read(move |conn| attempt_of(conn, &own, seq, wanted)).await?;
+        let (logs, key) = (store.clone(), LogKey { run: run.clone(), seq, attempt: attempt.number });
+        let opened = tokio::task::spawn_blocking(move || logs.logs().open(&key)).await;
+        let opened = opened.map_err(|error| Error::Broken(format!("opening a log ended early: {error}")))?;
+        let opened = opened.map_err(file_error)?;
+        let size = opened.as_ref().map_or(0, |(_, size)| *size);
+        if size <= offset && !attempt.has_ended && call.app.parked(waiter, until).await {
+            continue;
+        }
+        let mut reply = match opened {
+            Some((file, size)) if size > offset => stream(tokio::fs::File::from_std(file), offset, size - offset),
+            _ => reply::empty(StatusCode::OK),
+        };
+        let headers = reply.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        headers.insert("mediator-log-attempt", HeaderValue::from(attempt.number));
+        headers.insert("mediator-log-size", HeaderValue::from(size));
+        if attempt.has_ended {
+            headers.insert("mediator-log-end", HeaderValue::from_static("true"));
+        }
+        return Ok(reply);
+    }
+}
+
+/// Sends `length` bytes of a file from `offset` on, as fast as the client reads.
+fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
+    let (mut sender, body) = http_body_util::channel::Channel::<Bytes, std::io::Error>::new(2);
+    tokio::spawn(async move {
+        if file.seek(SeekFrom::Start(offset)).await.is_err() {
+            return;
+        }
+        let mut left = file.take(length);
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match left.read(&mut buffer).await {
+                Ok(0) => return,
+                Ok(read) => {
+                    let frame = Frame::data(Bytes::copy_from_slice(&buffer[..read]));
+                    // The client has gone: so has the reason to read on.
+                    if sender.send(frame).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    sender.abort(error);
+                    return;
+                }
+            }
+        }
+    });
+    hyper::Response::new(body.boxed_unsync())
+}

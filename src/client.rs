@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -53,6 +54,13 @@ pub struct Answer {
     pub headers: HeaderMap,
     /// The whole body.
     pub body: Bytes,
+}
+
+/// A 2xx answer whose body comes in pieces: a large file, or a stream without end.
+#[derive(Debug)]
+pub struct Opened {
+    url: String,
+    body: Incoming,
 }
 
 /// Why a call has no 2xx answer.
@@ -195,30 +203,85 @@ impl Client {
         body: Bytes,
         limit: Duration,
     ) -> Result<Answer, Error> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base))
-            .header(AUTHORIZATION, format!("Bearer {}", self.token.0));
-        if let Some(content_type) = content_type {
-            request = request.header(CONTENT_TYPE, content_type);
-        }
-        let request = request.body(Full::new(body)).map_err(|error| Error::Setup(error.to_string()))?;
-        let unreachable = |cause: String| Error::Unreachable { url: self.base.clone(), cause };
+        let content_type = content_type.map(|value| (CONTENT_TYPE, value));
         let exchange = async {
-            let response = self.pool.request(request).await.map_err(|error| unreachable(chain(&error)))?;
+            let response = self.send(method, path, content_type, body).await?;
             let (head, body) = response.into_parts();
-            let body = body.collect().await.map_err(|error| unreachable(chain(&error)))?.to_bytes();
+            let body = body.collect().await.map_err(|error| unreachable(&self.base, chain(&error)))?.to_bytes();
             Ok((head, body))
         };
-        let (head, body) = tokio::time::timeout(limit, exchange)
-            .await
-            .map_err(|_| unreachable(format!("no answer within {} s", limit.as_secs_f32())))??;
+        let (head, body) = in_time(&self.base, limit, exchange).await?;
         if head.status.is_success() {
             Ok(Answer { status: head.status, headers: head.headers, body })
         } else {
             Err(Error::Refused(Box::new(Problem::read(head.status, &body))))
         }
     }
+
+    /// Asks `path` and returns once a 2xx answer begins, at most [`CALL_LIMIT`] later; its body is read by
+    /// [`Opened::next`].
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub async fn open(&self, path: &str, header: Option<(HeaderName, &str)>) -> Result<Opened, Error> {
+        let exchange = async {
+            let response = self.send(Method::GET, path, header, Bytes::new()).await?;
+            if response.status().is_success() {
+                return Ok(Opened { url: self.base.clone(), body: response.into_body() });
+            }
+            let (head, body) = response.into_parts();
+            let body = body.collect().await.map_err(|error| unreachable(&self.base, chain(&error)))?.to_bytes();
+            Err(Error::Refused(Box::new(Problem::read(head.status, &body))))
+        };
+        in_time(&self.base, CALL_LIMIT, exchange).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        header: Option<(HeaderName, &str)>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(AUTHORIZATION, format!("Bearer {}", self.token.0));
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| Error::Setup(error.to_string()))?;
+        self.pool.request(request).await.map_err(|error| unreachable(&self.base, chain(&error)))
+    }
+}
+
+impl Opened {
+    /// Returns the next piece of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when the connection broke, or nothing came within `limit`.
+    pub async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, Error> {
+        let Self { url, body } = self;
+        let next = async {
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| unreachable(url, chain(&error)))?;
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+            Ok(None)
+        };
+        in_time(url, limit, next).await
+    }
+}
+
+async fn in_time<T>(url: &str, limit: Duration, exchange: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let late = |_| unreachable(url, format!("no answer within {} s", limit.as_secs_f32()));
+    tokio::time::timeout(limit, exchange).await.map_err(late)?
+}
+
+fn unreachable(url: &str, cause: String) -> Error {
+    Error::Unreachable { url: url.to_owned(), cause }
 }
 
 impl Problem {

@@ -172,16 +172,15 @@ fn end(run: &Run) -> Exit {
     })
 }
 
-/// Tells by the words of an agent's error why a command did not start. They are the operating system's.
+/// Tells by an agent's error, "cannot start PROGRAM: ... (os error N)", why the command did not start.
 fn not_started(error: &str) -> u8 {
-    let error = error.to_ascii_lowercase();
-    let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
-    if says(&["no such file", "not found"]) {
-        NOT_FOUND
-    } else if says(&["permission denied", "exec format", "is a directory", "not executable"]) {
-        NOT_EXECUTABLE
-    } else {
-        OUR_END
+    let number = error.strip_suffix(')').and_then(|text| text.rsplit_once("(os error "));
+    match number.filter(|_| error.starts_with("cannot start ")).map(|(_, number)| number) {
+        // ENOENT.
+        Some("2") => NOT_FOUND,
+        // EACCES; ENOEXEC, ENOTDIR, EISDIR: it is there, but no program.
+        Some("13" | "8" | "20" | "21") => NOT_EXECUTABLE,
+        _ => OUR_END,
     }
 }
 
@@ -226,6 +225,7 @@ mod tests {
         check("cannot start './x': No such file or directory (os error 2)", 127);
         check("cannot start './x': Permission denied (os error 13)", 126);
         check("cannot start './x': Exec format error (os error 8)", 126);
+        check("cannot start './x': Cannot allocate memory (os error 12)", 125);
         check("ran over its 5 s", 125);
     }
 
@@ -238,7 +238,10 @@ mod tests {
         check(json!({"state": "SUCCEEDED", "steps": [{"result": {"exit_code": 0}}]}), 0);
         check(json!({"state": "FAILED", "steps": [{"result": {"exit_code": 143}}]}), 143);
         check(json!({"state": "FAILED", "steps": [{"result": {"exit_code": 300}}]}), 125);
-        check(json!({"state": "FAILED", "steps": [{"result": {"error": "Permission denied"}}]}), 126);
+        check(
+            json!({"state": "FAILED", "steps": [{"result": {"error": "cannot start x: Permission denied (os error 13)"}}]}),
+            126,
+        );
         check(json!({"state": "FAILED", "verdict": {"kind": "queue-timeout"}, "steps": [{"result": null}]}), 124);
         check(json!({"state": "FAILED", "verdict": {"kind": "node-lost"}, "steps": [{}]}), 125);
         check(json!({"state": "CANCELLED", "verdict": {"kind": "cancelled"}, "steps": [{}]}), 125);

@@ -53,9 +53,18 @@ impl Patient {
 
     async fn call(&mut self, method: Method, path: &str, body: Bytes) -> Result<Answer, Error> {
         let content_type = (method == Method::POST).then_some("application/json");
+        self.insist(async |client| client.call(method.clone(), path, content_type, body.clone(), POLL_LIMIT).await)
+            .await
+    }
+
+    /// Tries again, with growing pauses, while the daemon is away.
+    ///
+    /// # Errors
+    /// As [`Patient::get`].
+    pub async fn insist<T>(&mut self, mut attempt: impl AsyncFnMut(&Client) -> Result<T, Error>) -> Result<T, Error> {
         let mut pause = PAUSES.0;
         loop {
-            let error = match self.client.call(method.clone(), path, content_type, body.clone(), POLL_LIMIT).await {
+            let error = match attempt(&self.client).await {
                 Ok(answer) => {
                     if self.away_since.take().is_some() {
                         out::note("the daemon is back");

@@ -11,17 +11,25 @@ use clap::{Parser, Subcommand};
 use crate::client::{self, Client, Problem, Token};
 
 mod agent;
+mod artifacts;
+mod asks;
+mod contract_file;
+mod events;
 mod exec;
 mod follow;
+mod lint;
 mod lists;
 mod logs;
 mod nodes;
 mod out;
+mod record;
 mod runs;
 mod serve;
 mod submit;
 mod text;
+mod why;
 mod wire;
+mod yaml;
 
 /// Share lab nodes among runs
 ///
@@ -42,6 +50,7 @@ be reached; 4 refused; 5 gave up waiting; 6 the lab failed. `exec` ends with the
 
 /// Flags of every command that speaks to the daemon.
 #[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Finding the daemon and printing its answer")]
 struct Global {
     /// Print the daemon's JSON instead of tables and sentences
     #[arg(long, global = true)]
@@ -59,9 +68,19 @@ enum Command {
     /// Run the daemon
     Serve(serve::Args),
     /// Run the agent of a lab host: speak for its nodes and do their work
-    Agent(agent::Args),
+    Agent(agent::AgentArgs),
+    /// Look after one step for the agent that started this
     #[command(hide = true)]
-    Supervise(agent::SuperviseArgs),
+    Supervise,
+    #[command(flatten)]
+    Client(ClientCommand),
+    /// Check contracts without a daemon
+    Lint(lint::Args),
+}
+
+/// The commands that ask the daemon.
+#[derive(Subcommand, Debug)]
+enum ClientCommand {
     /// Submit a contract
     Submit(submit::Args),
     /// Run one command on a matching node and show its output
@@ -70,10 +89,22 @@ enum Command {
     Runs(runs::ListArgs),
     /// Show everything about a run
     Show(runs::ShowArgs),
+    /// Tell what a run waits for
+    Why(why::Args),
     /// Show the output of a run's steps
     Logs(logs::Args),
     /// Cancel runs
     Cancel(runs::CancelArgs),
+    /// List or fetch the files that a run's steps left
+    Artifacts(artifacts::Args),
+    /// Fetch or verify the record of a run that has ended
+    Record(record::Args),
+    /// Show what happens, as it happens
+    Events(events::Args),
+    /// List open questions, oldest first
+    Asks(asks::ListArgs),
+    /// Answer a question
+    Answer(asks::AnswerArgs),
     /// List nodes and what they are doing
     Nodes(nodes::ListArgs),
     /// Show, add or remove one node
@@ -119,6 +150,12 @@ impl Exit {
             Self::LabFailed => 6,
             Self::Command(code) => code,
         }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
     }
 }
 
@@ -179,59 +216,83 @@ pub struct Context {
 
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn run() -> ExitCode {
-    let args = match Args::try_parse() {
+    let Args { global, command } = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // Help on a closed pipe: nobody wanted more of it.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { Exit::Usage.code() } else { Exit::Done.code() });
+            return if error.use_stderr() { Exit::Usage } else { Exit::Done }.into();
         }
     };
-    let json = args.global.json;
-    let exit = dispatch(args).unwrap_or_else(|stop| {
+    match command {
+        Command::Serve(args) => {
+            start_log();
+            serve::run(&args)
+        }
+        Command::Agent(args) => {
+            start_log();
+            agent::run(&args)
+        }
+        Command::Supervise => agent::supervise(),
+        Command::Lint(args) => finish(lint::run(args, global.json), global.json),
+        Command::Client(command) => {
+            let is_exec = matches!(command, ClientCommand::Exec(_));
+            let result = ask_daemon(command, &global);
+            finish(if is_exec { result.map_err(exec::as_own_end) } else { result }, global.json)
+        }
+    }
+}
+
+/// The log of the two that run for long goes to standard error.
+fn start_log() {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
+}
+
+/// Tells why there is no answer, if there is none.
+fn finish(result: Result<Exit, Stop>, json: bool) -> ExitCode {
+    let exit = result.unwrap_or_else(|stop| {
         for message in &stop.messages {
             out::note(message);
         }
         if let Some(problem) = stop.problem.filter(|problem| json && !problem.body.is_null()) {
+            // Nobody reads it: the exit code says the same.
             let _ = out::json(&problem.body);
         }
         stop.exit
     });
-    ExitCode::from(exit.code())
+    exit.into()
 }
 
-fn dispatch(args: Args) -> Result<Exit, Stop> {
-    let Args { global, command } = args;
-    match command {
-        Command::Serve(args) => serve::run(args),
-        Command::Agent(args) => agent::run(args),
-        Command::Supervise(args) => agent::supervise(args),
-        command => {
-            let is_exec = matches!(command, Command::Exec(_));
-            let result = global.context().and_then(|context| block_on(ask_daemon(command, &context)));
-            if is_exec { result.map_err(exec::as_own_end) } else { result }
-        }
+fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
+    // The record in a file needs no daemon.
+    if let ClientCommand::Record(args) = &command
+        && args.is_of_file()
+    {
+        return record::verify_file(args);
     }
-}
-
-async fn ask_daemon(command: Command, context: &Context) -> Result<Exit, Stop> {
-    match command {
-        Command::Submit(args) => submit::run(args, context).await,
-        Command::Exec(args) => exec::run(args, context).await,
-        Command::Runs(args) => runs::list(args, context).await,
-        Command::Show(args) => runs::show(args, context).await,
-        Command::Logs(args) => logs::run(args, context).await,
-        Command::Cancel(args) => runs::cancel(args, context).await,
-        Command::Nodes(args) => nodes::list(args, context).await,
-        Command::Node(nodes::NodeCommand::Show(args)) => nodes::show(args, context).await,
-        Command::Node(nodes::NodeCommand::Add(args)) => nodes::add(args, context).await,
-        Command::Node(nodes::NodeCommand::Remove(args)) => nodes::remove(args, context).await,
-        Command::Drain(args) => nodes::drain(args, context).await,
-        Command::Undrain(args) => nodes::undrain(args, context).await,
-        Command::Serve(_) | Command::Agent(_) | Command::Supervise(_) => {
-            unreachable!("handled by dispatch(): they bring a runtime of their own")
+    let context = &global.context()?;
+    block_on(async {
+        match command {
+            ClientCommand::Submit(args) => submit::run(args, context).await,
+            ClientCommand::Exec(args) => exec::run(args, context).await,
+            ClientCommand::Runs(args) => runs::list(args, context).await,
+            ClientCommand::Show(args) => runs::show(args, context).await,
+            ClientCommand::Why(args) => why::run(args, context).await,
+            ClientCommand::Logs(args) => logs::run(args, context).await,
+            ClientCommand::Cancel(args) => runs::cancel(args, context).await,
+            ClientCommand::Artifacts(args) => artifacts::run(args, context).await,
+            ClientCommand::Record(args) => record::run(args, context).await,
+            ClientCommand::Events(args) => events::run(args, context).await,
+            ClientCommand::Asks(args) => asks::list(args, context).await,
+            ClientCommand::Answer(args) => asks::answer(args, context).await,
+            ClientCommand::Nodes(args) => nodes::list(args, context).await,
+            ClientCommand::Node(nodes::NodeCommand::Show(args)) => nodes::show(args, context).await,
+            ClientCommand::Node(nodes::NodeCommand::Add(args)) => nodes::add(args, context).await,
+            ClientCommand::Node(nodes::NodeCommand::Remove(args)) => nodes::remove(args, context).await,
+            ClientCommand::Drain(args) => nodes::drain(args, context).await,
+            ClientCommand::Undrain(args) => nodes::undrain(args, context).await,
         }
-    }
+    })
 }
 
 fn block_on(work: impl Future<Output = Result<Exit, Stop>>) -> Result<Exit, Stop> {

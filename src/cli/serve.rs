@@ -1,8 +1,9 @@
 //! `mediator serve`: the daemon.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use super::{Exit, Stop};
+use super::{Exit, out};
 
 /// Flags of `mediator serve`.
 #[derive(clap::Args, Debug)]
@@ -20,6 +21,7 @@ pub struct Args {
 }
 
 /// Runs the daemon until it is told to stop.
-pub fn run(_args: Args) -> Result<Exit, Stop> {
-    Err(Stop::new(Exit::Usage, "this build has no daemon"))
+pub fn run(_args: &Args) -> ExitCode {
+    out::note("this build has no daemon");
+    Exit::Usage.into()
 }

@@ -1,12 +1,13 @@
 //! `mediator submit`: hand in a contract, and follow its run if asked to.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode};
+use serde_json::{Map, Value};
 
+use super::contract_file::ContractFile;
 use super::follow::{Patient, WAIT_SECONDS};
 use super::wire::{self, Run};
 use super::{Context, Exit, Stop, out, text};
@@ -27,14 +28,40 @@ pub struct Args {
     /// Only say whether the known nodes could serve it; store nothing
     #[arg(long)]
     dry_run: bool,
+    /// Name the run so, instead of what the contract says
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// Choose the run's id: submitting the same contract again then changes nothing
+    #[arg(long, value_name = "ID")]
+    run_id: Option<String>,
+    /// Say what the run is for, e.g. a change under review
+    #[arg(long, value_name = "TEXT")]
+    work: Option<String>,
+    /// Go before runs of a lower priority: -10 to 10, above 0 for operators (default: 0)
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-10..=10))]
+    priority: Option<i64>,
 }
 
 /// Submits the contract and says what became of it.
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
-    let body = read_input(&args.file)?;
+    let mut file = ContractFile::read(&args.file)?;
+    let texts = [("name", args.name), ("run_id", args.run_id), ("work", args.work)];
+    let mut fields: Map<String, Value> =
+        texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?.into()))).collect();
+    fields.extend(args.priority.map(|priority| ("priority".to_owned(), priority.into())));
+    file.set(fields);
     let path = if args.dry_run { "/v1/runs?dry_run=true" } else { "/v1/runs" };
     let json = Some("application/json");
-    let answer = context.client.call(Method::POST, path, json, Bytes::from(body), CALL_LIMIT).await?;
+    let body = Bytes::copy_from_slice(&file.json);
+    let answer = context.client.call(Method::POST, path, json, body, CALL_LIMIT).await.map_err(|error| {
+        let mut stop = Stop::from(error);
+        if let Some((problem, field)) =
+            stop.problem.as_ref().and_then(|problem| Some((problem, problem.path.as_ref()?)))
+        {
+            stop.messages = vec![format!("{} [{}]", file.complaint(field, &problem.detail), problem.code)];
+        }
+        stop
+    })?;
     let run: Run = wire::read(&answer)?;
     if args.dry_run {
         say(context, &answer.body, &format!("would run on {}", text::placement(&run.assigned)))?;
@@ -100,14 +127,4 @@ fn say(context: &Context, document: &[u8], sentence: &str) -> Result<(), Stop> {
         out::line(sentence)?;
     }
     Ok(())
-}
-
-fn read_input(file: &Path) -> Result<Vec<u8>, Stop> {
-    let mut bytes = Vec::new();
-    let read = if file == Path::new("-") {
-        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(file)
-    };
-    read.map_err(|error| Stop::new(Exit::Usage, format!("cannot read {}: {error}", file.display())))
 }

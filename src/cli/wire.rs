@@ -151,6 +151,61 @@ answer!(
         run_id: String,
     }
 );
+answer!(
+    /// An open question.
+    Ask {
+        run_id: String,
+        seq: u64,
+        id: String,
+        prompt: String,
+        options: Vec<String>,
+        answerers: Vec<String>,
+        asked_at: String,
+        deadline: String,
+    }
+);
+answer!(
+    /// What a run waits for.
+    Why {
+        code: String,
+        detail: String,
+        position: Option<u64>,
+        roles: Vec<WhyRole>,
+    }
+);
+answer!(
+    /// One role of it.
+    WhyRole {
+        r#as: String,
+        wanted: u64,
+        known: u64,
+        live: u64,
+        free: u64,
+        nodes: Vec<WhyNode>,
+    }
+);
+answer!(
+    /// A node that could serve the role, and what keeps it.
+    WhyNode {
+        node_id: String,
+        status: String,
+        run_id: String,
+        since: String,
+        ends_by: String,
+        by: String,
+        reason: String,
+    }
+);
+answer!(
+    /// A file that a step left.
+    Artifact {
+        seq: u64,
+        attempt: u64,
+        path: String,
+        size: u64,
+        sha256: String,
+    }
+);
 
 /// Reads the body of an answer.
 ///

@@ -22,6 +22,8 @@ pub struct Asked {
     pub line: String,
     /// The `authorization` header.
     pub token: String,
+    /// The `last-event-id` header.
+    pub last_event_id: Option<String>,
     /// The body as JSON; null if it is none.
     pub body: Value,
 }
@@ -136,9 +138,11 @@ async fn answer(
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let header = |name: &str| Some(head.headers.get(name)?.to_str().expect("text").to_owned());
     let asked = Asked {
         line: format!("{} {}", head.method, head.uri),
-        token: head.headers.get("authorization").map(|value| format!("{value:?}")).unwrap_or_default(),
+        token: header("authorization").unwrap_or_default(),
+        last_event_id: header("last-event-id"),
         body: serde_json::from_slice(&body).unwrap_or(Value::Null),
     };
     log.lock().expect("no holder panics").push(asked.clone());

@@ -36,7 +36,7 @@ fn a_flag_beats_the_environment() {
     Program::start(&["--url", &format!("http://{}", fake.addr), "runs"], &elsewhere, "").done().expect(0);
     Program::start(&["runs"], &[("MEDIATOR_DATA", data)], "").done().expect(0);
     let tokens: Vec<String> = fake.asked().into_iter().map(|asked| asked.token).collect();
-    assert_eq!(tokens, ["\"Bearer from-folder\"", "\"Bearer from-environment\"", "\"Bearer from-folder\""]);
+    assert_eq!(tokens, ["Bearer from-folder", "Bearer from-environment", "Bearer from-folder"]);
 }
 
 #[test]

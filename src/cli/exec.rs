@@ -110,7 +110,8 @@ fn contract(args: &Args) -> Value {
     if let Some(seconds) = args.timeout {
         step.insert("timeout_seconds".to_owned(), seconds.into());
     }
-    let name = args.name.clone().unwrap_or_else(|| format!("exec {}", args.command[0]));
+    let word: String = args.command[0].chars().take(100).collect();
+    let name = args.name.clone().unwrap_or_else(|| format!("exec {word}"));
     let mut contract = json!({ "name": name, "requires": args.require, "steps": [step] });
     // The daemon keeps the time, so that a run whose client died does not wait for ever.
     if let Some(seconds) = args.wait_timeout {
@@ -218,6 +219,24 @@ async fn seen(interrupts: &watch::Receiver<u32>, times: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_submitted_keeps_the_grammar() {
+        use crate::domain::{contract::Contract, json};
+        let long = "x".repeat(2000);
+        let words = format!(
+            "exec --require dut=board,cores=4 --require h=b --env A=1 --pass-env P --timeout 0.5 --wait-timeout 9 -- {long} -v"
+        );
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let line = <Line as clap::Parser>::try_parse_from(words.split(' ')).expect("parses");
+        let body = json::parse(contract(&line.args).to_string().as_bytes()).expect("JSON");
+        let contract = Contract::parse(&body).expect("keeps the grammar");
+        assert_eq!((contract.steps.len(), contract.requires.roles.len()), (1, 2));
+    }
 
     #[test]
     fn a_command_that_did_not_start_ends_as_in_a_shell() {

@@ -1,7 +1,7 @@
 //! The command line: the tree of commands, what is common to them, and the exit codes.
 //!
 //! Every command parses its flags, speaks to the daemon through [`crate::client`], writes its answer to standard
-//! output ([`out`]) and says with [`Exit`] how it went. Nothing here decides about runs or nodes: the daemon does.
+//! output (`out`) and says with [`Exit`] how it went. Nothing here decides about runs or nodes: the daemon does.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

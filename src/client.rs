@@ -10,8 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Channel, Full};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -58,6 +59,13 @@ pub struct Answer {
     pub headers: HeaderMap,
     /// The whole body.
     pub body: Bytes,
+}
+
+/// A 2xx answer whose body comes in pieces: a large file, or a stream without end.
+#[derive(Debug)]
+pub struct Opened {
+    url: String,
+    body: Incoming,
 }
 
 /// Why a call has no 2xx answer.
@@ -209,8 +217,7 @@ impl Client {
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
         }
-        let body = Full::new(body).map_err(|never| match never {}).boxed();
-        self.exchange(request.body(body).map_err(|error| Error::Setup(error.to_string()))?, limit).await
+        self.exchange(whole(request, body)?, limit).await
     }
 
     /// Puts `size` bytes of `from` to `path` without holding them in memory; `limit` bounds the whole exchange.
@@ -253,6 +260,21 @@ impl Client {
         }
     }
 
+    /// Asks `path` and returns once a 2xx answer begins, at most [`CALL_LIMIT`] later; its body is read by
+    /// [`Opened::next`].
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub async fn open(&self, path: &str, header: Option<(HeaderName, &str)>) -> Result<Opened, Error> {
+        let mut request = self.request(Method::GET, path);
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let request = whole(request, Bytes::new())?;
+        let response = in_time(&self.base, CALL_LIMIT, self.send(request)).await?;
+        Ok(Opened { url: self.base.clone(), body: response.into_body() })
+    }
+
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
         Request::builder()
             .method(method)
@@ -260,23 +282,62 @@ impl Client {
             .header(AUTHORIZATION, format!("Bearer {}", self.token.0))
     }
 
+    /// Sends a request and reads its whole answer, within `limit`.
     async fn exchange(&self, request: Request<Body>, limit: Duration) -> Result<Answer, Error> {
-        let unreachable = |cause: String| Error::Unreachable { url: self.base.clone(), cause };
         let exchange = async {
-            let response = self.pool.request(request).await.map_err(|error| unreachable(chain(&error)))?;
-            let (head, body) = response.into_parts();
-            let body = body.collect().await.map_err(|error| unreachable(chain(&error)))?.to_bytes();
-            Ok((head, body))
-        };
-        let (head, body) = tokio::time::timeout(limit, exchange)
-            .await
-            .map_err(|_| unreachable(format!("no answer within {} s", limit.as_secs_f32())))??;
-        if head.status.is_success() {
+            let (head, body) = self.send(request).await?.into_parts();
+            let body = body.collect().await.map_err(|error| unreachable(&self.base, chain(&error)))?.to_bytes();
             Ok(Answer { status: head.status, headers: head.headers, body })
-        } else {
-            Err(Error::Refused(Box::new(Problem::read(head.status, &body))))
-        }
+        };
+        in_time(&self.base, limit, exchange).await
     }
+
+    /// Sends a request; returns a 2xx answer once it begins, and reads any other whole.
+    async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
+        let failed = |cause: String| unreachable(&self.base, cause);
+        let response = self.pool.request(request).await.map_err(|error| failed(chain(&error)))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.map_err(|error| failed(chain(&error)))?.to_bytes();
+        Err(Error::Refused(Box::new(Problem::read(head.status, &body))))
+    }
+}
+
+/// Gives a request a body that is at hand.
+fn whole(request: hyper::http::request::Builder, body: Bytes) -> Result<Request<Body>, Error> {
+    let body = Full::new(body).map_err(|never| match never {}).boxed();
+    request.body(body).map_err(|error| Error::Setup(error.to_string()))
+}
+
+impl Opened {
+    /// Returns the next piece of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when the connection broke, or nothing came within `limit`.
+    pub async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, Error> {
+        let Self { url, body } = self;
+        let next = async {
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| unreachable(url, chain(&error)))?;
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+            Ok(None)
+        };
+        in_time(url, limit, next).await
+    }
+}
+
+async fn in_time<T>(url: &str, limit: Duration, exchange: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let late = |_| unreachable(url, format!("no answer within {} s", limit.as_secs_f32()));
+    tokio::time::timeout(limit, exchange).await.map_err(late)?
+}
+
+fn unreachable(url: &str, cause: String) -> Error {
+    Error::Unreachable { url: url.to_owned(), cause }
 }
 
 impl Problem {

@@ -1,0 +1,97 @@
+//! `mediator serve`: the daemon. Lock, open, migrate, boot write, lease grace, one wake of the queue, listen.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::{Exit, out};
+use crate::clock::Clock;
+use crate::config::{Config, Flags};
+use crate::http;
+use crate::store::Store;
+
+/// Flags of `mediator serve`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Keep everything in this folder (default: $STATE_DIRECTORY, else $XDG_STATE_HOME/mediator, else
+    /// ~/.local/state/mediator)
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Listen here (default: 127.0.0.1:7340; port 0 picks a free one)
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Read settings from this TOML file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Runs the daemon until it is told to stop.
+pub fn run(args: &Args) -> ExitCode {
+    // Before any file is made: what the daemon keeps is its owner's alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let flags = Flags { file: args.config.clone(), data: args.data.clone(), listen: args.listen.clone() };
+    let config = match Config::load(flags, |name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(error) => {
+            out::note(&error.to_string());
+            return Exit::Usage.into();
+        }
+    };
+    http::raise_descriptor_limit();
+    // A panic outside of a request's own handling leaves the daemon in an unknown state: being killed is safe.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(16).build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            out::note(&format!("cannot start: {error}"));
+            return Exit::Failed.into();
+        }
+    };
+    let ended = runtime.block_on(serve(config));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            out::note(&error.to_string());
+            Exit::Failed.into()
+        }
+    }
+}
+
+async fn serve(config: Config) -> Result<(), String> {
+    let (stop, stopping) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate()).map_err(|error| format!("cannot watch SIGTERM: {error}"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("cannot watch SIGINT: {error}"))?;
+    let store = Store::open(&config.data, config.settings, Clock::system())?;
+    let listener = http::bind(&config.listen)
+        .await
+        .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
+    let address = listener.local_addr().map_err(|error| format!("cannot tell the address: {error}"))?;
+    let url = format!("http://{address}");
+    if !address.ip().is_loopback() {
+        log::warn!("listening beyond this machine without encryption address={address}");
+    }
+    store
+        .folder()
+        .write_private("url", &format!("{url}\n"))
+        .map_err(|error| format!("cannot write the daemon's address to {}: {error}", config.data.display()))?;
+    {
+        let mut stdout = std::io::stdout().lock();
+        // Whoever started the daemon may have closed its end: that is no reason not to serve.
+        let _ = writeln!(stdout, "listening on {url}").and_then(|()| stdout.flush());
+    }
+    log::info!("serving url={url} data={:?}", config.data);
+    let serving = http::serve(listener, store.clone(), stopping);
+    tokio::pin!(serving);
+    let signal = tokio::select! {
+        () = &mut serving => "none",
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    };
+    log::info!("stopping signal={signal}");
+    let _ = stop.send(true);
+    serving.await;
+    tokio::task::spawn_blocking(move || store.close()).await.map_err(|error| format!("the store did not close: {error}"))
+}

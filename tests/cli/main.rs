@@ -1,0 +1,13 @@
+//! Drives the built program against a scripted daemon, and looks at its output and exit code.
+
+mod contracts;
+mod exec;
+mod fake;
+mod inbox;
+mod kept;
+mod logs;
+mod nodes;
+mod program;
+mod runs;
+mod submit;
+mod usage;

@@ -1,0 +1,86 @@
+//! `nodes`, `node`, `drain`, `undrain`.
+
+use serde_json::{Value, json};
+
+use crate::fake::{Fake, Reply};
+use crate::program::mediator;
+
+fn node(changes: Value) -> Value {
+    let mut node = json!({"node_id": "board-1", "label": "보드", "instance": "i", "static": false, "live": true,
+        "last_seen": "2026-01-01T00:00:00.000Z", "drain": "", "drains": [], "lease": null,
+        "capabilities": [{"capability": "board", "attrs": {"cores": 4, "model": "rpi4"}}]});
+    for (name, value) in changes.as_object().expect("an object") {
+        node[name] = value.clone();
+    }
+    node
+}
+
+#[test]
+fn nodes_are_a_table() {
+    let fake = Fake::start(|_| {
+        let leased = json!({"node_id": "b-2", "lease": {"run_id": "r-7", "not_after": "", "ttl_seconds": 3}});
+        let nodes = [node(json!({})), node(leased), node(json!({"static": true, "live": false, "label": null}))];
+        Reply::json(200, json!({"nodes": nodes, "next": null}))
+    });
+    let done = mediator(&fake, &["nodes"]).expect(0);
+    let lines: Vec<&str> = done.out.lines().collect();
+    assert!(lines[1].starts_with("board-1  보드   board,cores=4,model=rpi4  free"), "{done:?}");
+    assert!(lines[2].contains("leased by r-7"), "{done:?}");
+    assert!(lines[3].ends_with("static"), "{done:?}");
+}
+
+#[test]
+fn a_node_is_shown_with_its_drains() {
+    let drains = json!([{"mode": "graceful", "by": "kim", "reason": "new cable", "since": "2026-01-01T00:00:00.000Z"}]);
+    let fake = Fake::start(move |_| Reply::json(200, node(json!({"drain": "graceful", "drains": drains}))));
+    let done = mediator(&fake, &["node", "show", "board-1"]).expect(0);
+    assert!(done.out.contains("state:      drained"), "{done:?}");
+    assert!(done.out.contains("graceful by kim") && done.out.contains("new cable"), "{done:?}");
+    assert_eq!(fake.asked()[0].line, "GET /v1/nodes/board-1");
+}
+
+#[test]
+fn a_static_node_is_declared_and_removed() {
+    let fake = Fake::start(|asked| match asked.line.as_str() {
+        "POST /v1/nodes" => Reply::json(200, json!({"leases": [], "renew_seconds": 20, "drain": ""})),
+        "DELETE /v1/nodes/scope-1" => Reply::json(200, node(json!({}))),
+        _ => Reply::problem(409, "node-leased", "run r-1 holds it"),
+    });
+    let add = ["node", "add", "scope-1", "--capability", "instrument,model=dho804", "--capability", "logger"];
+    mediator(&fake, &[&add[..], &["--label", "bench 2"]].concat()).expect(0);
+    assert_eq!(
+        fake.body_of("POST /v1/nodes"),
+        json!({"node_id": "scope-1", "static": true, "label": "bench 2",
+               "capabilities": [{"capability": "instrument", "attrs": {"model": "dho804"}}, {"capability": "logger"}]})
+    );
+    assert_eq!(mediator(&fake, &["node", "remove", "scope-1"]).expect(0).out, "node scope-1 is removed\n");
+    let done = mediator(&fake, &["node", "remove", "board-1"]).expect(4);
+    assert!(done.err.contains("run r-1 holds it") && done.err.contains("mediator drain"), "{done:?}");
+}
+
+#[test]
+fn draining_says_who_still_holds_the_node() {
+    let fake = Fake::start(|asked| {
+        let mode = asked.body["mode"].clone();
+        Reply::json(200, node(json!({"drain": mode, "lease": {"run_id": "r-1"}})))
+    });
+    let done = mediator(&fake, &["drain", "board-1", "--reason", "new cable"]).expect(0);
+    assert!(done.out.contains("run r-1 holds it until it ends"), "{done:?}");
+    assert_eq!(fake.body_of("POST /v1/nodes/board-1/drain"), json!({"mode": "graceful", "reason": "new cable"}));
+    let done = mediator(&fake, &["drain", "board-1", "--at-boundary", "--reason", "fire"]).expect(0);
+    assert!(done.out.contains("ends at its next step boundary"), "{done:?}");
+}
+
+#[test]
+fn lifting_a_drain_tells_when_the_owners_remains() {
+    let fake = Fake::start(|asked| match asked.line.as_str() {
+        "DELETE /v1/nodes/board-1/drain" => Reply::json(200, node(json!({}))),
+        _ => Reply::json(
+            200,
+            node(json!({"drain": "graceful", "drains": [{"mode": "graceful", "by": "node", "reason": "disk full"}]})),
+        ),
+    });
+    assert_eq!(mediator(&fake, &["undrain", "board-1"]).expect(0).out, "node board-1 takes runs again\n");
+    let done = mediator(&fake, &["undrain", "board-2"]).expect(0);
+    assert!(done.out.contains("still drains (graceful), as its owner says: disk full"), "{done:?}");
+}

@@ -190,11 +190,25 @@ CREATE TABLE events (
 -- The story of one run.
 CREATE INDEX events_run ON events (run_id, id) WHERE run_id IS NOT NULL;
 
+-- The files that steps asked to keep. The name is data: the file is stored under a number.
+CREATE TABLE artifacts (
+    id        INTEGER PRIMARY KEY AUTOINCREMENT, -- also the name of the file, until the record is sealed
+    run_id    TEXT NOT NULL REFERENCES runs (run_id),
+    seq       INTEGER NOT NULL,
+    attempt   INTEGER NOT NULL,
+    path      TEXT NOT NULL,                -- relative, as the contract names it
+    size      INTEGER NOT NULL,
+    sha256    TEXT NOT NULL,
+    UNIQUE (run_id, path, seq, attempt)
+) STRICT;
+
 -- The record of each run: opened with it, sealed (made immutable, I9) after its end.
 CREATE TABLE records (
-    run_id    TEXT PRIMARY KEY REFERENCES runs (run_id),
-    opened_at INTEGER NOT NULL,
-    sealed_at INTEGER
+    run_id          TEXT PRIMARY KEY REFERENCES runs (run_id),
+    opened_at       INTEGER NOT NULL,
+    sealed_at       INTEGER,
+    manifest_sha256 TEXT,                   -- of the sealed manifest.json, which has that of every other file
+    CONSTRAINT sealed_with_its_manifest CHECK ((sealed_at IS NULL) = (manifest_sha256 IS NULL))
 ) STRICT, WITHOUT ROWID;
--- Start-up: ended runs that lack their seal.
+-- The sealer: runs that may have ended and lack their seal.
 CREATE INDEX records_open ON records (run_id) WHERE sealed_at IS NULL;

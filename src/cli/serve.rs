@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -12,6 +13,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Flags};
 use crate::http;
 use crate::store::Store;
+use crate::store::hub::Topic;
 
 /// Flags of `mediator serve`.
 #[derive(clap::Args, Debug)]
@@ -65,9 +67,10 @@ async fn serve(config: Config) -> Result<(), String> {
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| format!("cannot watch SIGTERM: {error}"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("cannot watch SIGINT: {error}"))?;
     let store = Store::open(&config.data, config.settings, Clock::system())?;
-    let listener = http::bind(&config.listen)
-        .await
-        .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
+    store.sweep_records();
+    store.seal_owed().await;
+    let listener =
+        http::bind(&config.listen).await.map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let address = listener.local_addr().map_err(|error| format!("cannot tell the address: {error}"))?;
     let url = format!("http://{address}");
     if !address.ip().is_loopback() {
@@ -82,6 +85,7 @@ async fn serve(config: Config) -> Result<(), String> {
         // Whoever started the daemon may have closed its end: that is no reason not to serve.
         let _ = writeln!(stdout, "listening on {url}").and_then(|()| stdout.flush());
     }
+    let sealer = tokio::spawn(seal(store.clone()));
     log::info!("serving url={url} data={:?}", config.data);
     let serving = http::serve(listener, store.clone(), stopping);
     tokio::pin!(serving);
@@ -89,9 +93,28 @@ async fn serve(config: Config) -> Result<(), String> {
         () = &mut serving => "none",
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        ended = sealer => {
+            // Being killed is safe, being deaf is not.
+            log::error!("the sealer ended: ending cause={ended:?}");
+            std::process::abort();
+        }
     };
     log::info!("stopping signal={signal}");
     let _ = stop.send(true);
     serving.await;
-    tokio::task::spawn_blocking(move || store.close()).await.map_err(|error| format!("the store did not close: {error}"))
+    tokio::task::spawn_blocking(move || store.close())
+        .await
+        .map_err(|error| format!("the store did not close: {error}"))
 }
+
+/// Seals the record of each run soon after its end; what fails is tried again.
+async fn seal(store: Store) -> std::convert::Infallible {
+    loop {
+        let waiter = store.hub().wait_for(Topic::Ended);
+        store.seal_owed().await;
+        let _ = tokio::time::timeout(SEAL_RETRY, waiter.told()).await;
+    }
+}
+
+/// When a seal that failed is tried again.
+const SEAL_RETRY: Duration = Duration::from_secs(30);

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod run;
 pub mod step;
 pub mod variables;
+pub mod why;
 
 use std::fmt;
 

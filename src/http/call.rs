@@ -64,6 +64,11 @@ impl Call {
         tokio::time::timeout(BODY_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow()))
     }
 
+    /// Returns the size of the body, if it was announced.
+    pub fn announced(&self) -> Option<u64> {
+        self.body.size_hint().exact()
+    }
+
     /// Returns the run that the path names.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 mod asks;
 mod call;
 mod connection;
+mod kept;
 mod nodes;
 mod problem;
 mod reply;

@@ -137,7 +137,7 @@ pub async fn list(call: Call) -> Result<Reply, Problem> {
 pub async fn show(call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let (id, at) = (call.node()?, At::of(call.app.store.clock()));
-    let view = call.app.store.read(move |conn| views::node(conn, &id, at)).await?;
+    let view = call.app.store.read(move |conn| views::node_story(conn, &id, at)).await?;
     Ok(reply::json(StatusCode::OK, &view))
 }
 

@@ -7,7 +7,7 @@ use hyper::Method;
 use super::call::{Call, decode};
 use super::problem::Problem;
 use super::reply::{self, Reply};
-use super::{asks, nodes, runs, steps};
+use super::{asks, kept, nodes, runs, steps};
 use crate::store::token::Principal;
 
 type Answer = Pin<Box<dyn Future<Output = Result<Reply, Problem>> + Send>>;
@@ -26,7 +26,7 @@ pub enum BodyKind {
 /// One thing that can be called.
 pub struct Route {
     method: Method,
-    /// Segments; `*` stands for one that is handed to the handler.
+    /// Segments; `*` stands for one that is handed to the handler, `**` at the end for one or more, joined.
     pattern: &'static str,
     /// Whether only operators may call it.
     pub operators_only: bool,
@@ -61,6 +61,11 @@ routes! {
     POST   "v1/runs/*/renew"             Json anyone    runs::renew;
     GET    "v1/runs/*/steps/*/log"       None anyone    steps::read_log;
     PUT    "v1/runs/*/steps/*/log"       Raw  anyone    steps::write_log;
+    PUT    "v1/runs/*/steps/*/artifacts/**" Raw anyone kept::write_artifact;
+    GET    "v1/runs/*/artifacts"         None anyone    kept::list_artifacts;
+    GET    "v1/runs/*/artifacts/**"      None anyone    kept::read_artifact;
+    GET    "v1/runs/*/record"            None anyone    kept::read_record;
+    GET    "v1/runs/*/why"               None anyone    runs::why;
     POST   "v1/runs/*/steps/*/result"    Json anyone    steps::result;
     POST   "v1/runs/*/steps/*/answer"    Json anyone    asks::answer;
     POST   "v1/nodes"                    Json anyone    nodes::advertise;
@@ -72,6 +77,7 @@ routes! {
     DELETE "v1/nodes/*/drain"            None operators nodes::undrain;
     GET    "v1/capabilities"             None anyone    nodes::capabilities;
     GET    "v1/asks"                     None anyone    asks::list;
+    GET    "v1/events"                   None anyone    kept::events;
 }
 
 /// Says whether a path asks for no token.
@@ -116,11 +122,15 @@ pub fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<String>)
 }
 
 fn match_segments(pattern: &str, segments: &[String]) -> Option<Vec<String>> {
-    let wanted: Vec<&str> = pattern.split('/').collect();
-    if wanted.len() != segments.len() {
+    let mut wanted: Vec<&str> = pattern.split('/').collect();
+    let mut params = Vec::new();
+    let mut tail = None;
+    if wanted.last() == Some(&"**") && segments.len() >= wanted.len() {
+        wanted.pop();
+        tail = Some(segments[wanted.len()..].join("/"));
+    } else if wanted.len() != segments.len() {
         return None;
     }
-    let mut params = Vec::new();
     for (wanted, own) in wanted.into_iter().zip(segments) {
         if wanted == "*" {
             params.push(own.clone());
@@ -128,6 +138,7 @@ fn match_segments(pattern: &str, segments: &[String]) -> Option<Vec<String>> {
             return None;
         }
     }
+    params.extend(tail);
     Some(params)
 }
 

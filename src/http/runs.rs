@@ -126,6 +126,14 @@ pub async fn show(call: Call) -> Result<Reply, Problem> {
     }
 }
 
+/// `GET /v1/runs/{id}/why`.
+pub async fn why(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let (id, at, settings) = (call.run()?, At::of(call.app.store.clock()), call.app.store.settings().clone());
+    let view = call.app.store.read(move |conn| views::why(conn, &id, &settings, at)).await?;
+    Ok(reply::json(StatusCode::OK, &view))
+}
+
 /// `POST /v1/runs/{id}/cancel`.
 pub async fn cancel(mut call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;

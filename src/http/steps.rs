@@ -7,7 +7,6 @@ use http_body_util::BodyExt as _;
 use hyper::StatusCode;
 use hyper::body::Frame;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use rusqlite::{Connection, OptionalExtension as _};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
@@ -16,11 +15,10 @@ use super::problem::Problem;
 use super::reply::{self, Reply};
 use super::runs::{MAX_WAIT, invalid};
 use crate::domain::field::Field;
-use crate::domain::ids::NodeId;
 use crate::domain::json::Json;
 use crate::store::claim::{Claim, claim as store_claim};
 use crate::store::hub::Topic;
-use crate::store::logs::{Appended, LogKey};
+use crate::store::logs::{Appended, LogKey, file_error};
 use crate::store::result::{Outcome, Report, Reported, Reporter, report as store_report};
 use crate::store::{Error, views};
 
@@ -43,7 +41,7 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
     let synced = tokio::task::spawn_blocking(move || logs.logs().sync(&key)).await;
     synced
         .map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?
-        .map_err(|error| Error::Disk(format!("syncing a log: {error}")))?;
+        .map_err(|error| file_error(&error))?;
     let claim = match (&report.reporter, wants_claim, parsed.instance) {
         (_, false, _) => None,
         (Reporter::Node { node, .. }, true, Some(instance)) => {
@@ -124,7 +122,7 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
     let nonce = call.query.get("nonce").ok_or_else(|| needed("nonce"))?.to_owned();
     let key = LogKey { run: run.clone(), seq, attempt };
     let (store, own) = (call.app.store.clone(), key.clone());
-    store.read(move |conn| check_holder(conn, &own, &nonce)).await?;
+    store.read(move |conn| views::check_holder(conn, &own, &nonce)).await?;
     let mut piece = Vec::new();
     loop {
         let chunk = tokio::time::timeout(BODY_LIMIT, next_chunk(&mut call.body)).await.map_err(|_| too_slow())??;
@@ -137,7 +135,7 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
         let length = bytes.len() as u64;
         let appended = tokio::task::spawn_blocking(move || logs.logs().append(&own, offset, &bytes)).await;
         let appended = appended.map_err(|error| Error::Broken(format!("writing a log ended early: {error}")))?;
-        match appended.map_err(file_error)? {
+        match appended.map_err(|error| file_error(&error))? {
             Appended::Taken => offset += length,
             Appended::Gap(size) => {
                 let detail = format!("the log has {size} bytes: send again from there");
@@ -149,70 +147,6 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
             return Ok(reply::empty(StatusCode::NO_CONTENT));
         }
     }
-}
-
-fn file_error(error: std::io::Error) -> Error {
-    match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Error::Full,
-        _ => Error::Disk(format!("writing a file: {error}")),
-    }
-}
-
-/// Lets only the holder of the current attempt write (I8).
-fn check_holder(conn: &Connection, key: &LogKey, nonce: &str) -> Result<(), Error> {
-    views::state(conn, &key.run)?;
-    let step = conn
-        .prepare_cached("SELECT node_id, attempt, state FROM steps WHERE run_id = ?1 AND seq = ?2")?
-        .query_row((key.run.as_str(), key.seq), |row| {
-            Ok((row.get::<_, Option<String>>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
-        })
-        .optional()?;
-    let Some((node, attempt, state)) = step else {
-        let detail = format!("there is no step {} in run {}", key.seq, key.run);
-        return Err(Error::Refused(crate::store::Refusal::new("not-found", detail)));
-    };
-    let held = match node.map(NodeId::from_stored) {
-        None => false,
-        Some(node) => conn
-            .prepare_cached("SELECT 1 FROM leases WHERE node_id = ?1 AND run_id = ?2 AND nonce = ?3")?
-            .exists((node.as_str(), key.run.as_str(), nonce))?,
-    };
-    if held && attempt == key.attempt && state == "CLAIMED" {
-        return Ok(());
-    }
-    let detail = format!("attempt {} of step {} of run {} is not in your hands", key.attempt, key.seq, key.run);
-    Err(Error::Refused(crate::store::Refusal::new("stale-lease", detail)))
-}
-
-/// What is known of an attempt whose log is read.
-struct Attempt {
-    number: i64,
-    has_ended: bool,
-}
-
-fn attempt_of(
-    conn: &Connection,
-    run: &crate::domain::ids::RunId,
-    seq: i64,
-    wanted: Option<i64>,
-) -> Result<Attempt, Error> {
-    let run_ended = views::state(conn, run)?.is_terminal();
-    let current: Option<i64> = conn
-        .prepare_cached("SELECT attempt FROM steps WHERE run_id = ?1 AND seq = ?2")?
-        .query_row((run.as_str(), seq), |row| row.get(0))
-        .optional()?;
-    let Some(current) = current else {
-        let detail = format!("there is no step {seq} in run {run}");
-        return Err(Error::Refused(crate::store::Refusal::new("not-found", detail)));
-    };
-    let number = wanted.unwrap_or(current);
-    let ended: Option<Option<i64>> = conn
-        .prepare_cached("SELECT ended_at FROM attempts WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3")?
-        .query_row((run.as_str(), seq, number), |row| row.get(0))
-        .optional()?;
-    // An attempt that was never begun has nothing to say; whether it will be depends on the run.
-    let has_ended = ended.map_or(run_ended || number < current, |ended| ended.is_some());
-    Ok(Attempt { number, has_ended })
 }
 
 /// `GET /v1/runs/{id}/steps/{seq}/log`: the output from `offset` on. With `wait_seconds` it waits for more than
@@ -227,11 +161,11 @@ pub async fn read_log(call: Call) -> Result<Reply, Problem> {
     loop {
         let waiter = store.hub().wait_for(Topic::Log(run.clone()));
         let own = run.clone();
-        let attempt = store.read(move |conn| attempt_of(conn, &own, seq, wanted)).await?;
+        let attempt = store.read(move |conn| views::attempt(conn, &own, seq, wanted)).await?;
         let (logs, key) = (store.clone(), LogKey { run: run.clone(), seq, attempt: attempt.number });
         let opened = tokio::task::spawn_blocking(move || logs.logs().open(&key)).await;
         let opened = opened.map_err(|error| Error::Broken(format!("opening a log ended early: {error}")))?;
-        let opened = opened.map_err(file_error)?;
+        let opened = opened.map_err(|error| file_error(&error))?;
         let size = opened.as_ref().map_or(0, |(_, size)| *size);
         if size <= offset && !attempt.has_ended && call.app.parked(waiter, until).await {
             continue;
@@ -252,7 +186,7 @@ pub async fn read_log(call: Call) -> Result<Reply, Problem> {
 }
 
 /// Sends `length` bytes of a file from `offset` on, as fast as the client reads.
-fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
+pub fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
     let (mut sender, body) = http_body_util::channel::Channel::<Bytes, std::io::Error>::new(2);
     tokio::spawn(async move {
         if file.seek(SeekFrom::Start(offset)).await.is_err() {

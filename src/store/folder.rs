@@ -97,6 +97,11 @@ impl Folder {
         self.path.join("runs").join(run.as_str())
     }
 
+    /// Returns the folder of the sealed records.
+    pub fn records(&self) -> PathBuf {
+        self.path.join("records")
+    }
+
     /// Writes a file that only its owner may read: whole, or not at all.
     pub fn write_private(&self, name: &str, text: &str) -> io::Result<()> {
         use std::io::Write as _;

@@ -21,6 +21,8 @@ pub enum Topic {
     Log(RunId),
     /// An event was written.
     Events,
+    /// A run ended: its record is to be sealed.
+    Ended,
 }
 
 /// The waiters, by topic.
@@ -36,6 +38,10 @@ impl Hub {
     pub fn wait_for(&self, topic: Topic) -> Waiter {
         let (sender, receiver) = oneshot::channel();
         let mut waiters = self.0.lock().expect("no holder panics");
+        // Nobody may ever tell of a topic whose waiters have all given up: cleared whenever the map would grow.
+        if waiters.len() == waiters.capacity() {
+            waiters.retain(|_, list| list.iter().any(|sender| !sender.is_closed()));
+        }
         let list = waiters.entry(topic).or_default();
         // Waiters that gave up leave their sender behind; clear them whenever the list would grow.
         if list.len() == list.capacity() {

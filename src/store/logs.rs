@@ -92,19 +92,25 @@ impl Logs {
         Ok(Appended::Taken)
     }
 
-    /// Opens a log for reading; `None` when nothing was written to it.
+    /// Opens a log for reading, wherever it is now; `None` when nothing was written to it.
     ///
     /// # Errors
     /// The file system's.
     pub fn open(&self, key: &LogKey) -> io::Result<Option<(File, u64)>> {
-        match File::open(self.path(key)) {
-            Ok(file) => {
-                let size = file.metadata()?.len();
-                Ok(Some((file, size)))
+        let working = self.path(key);
+        let sealed = self.folder.records().join(key.run.as_str()).join(format!("logs/{}-{}.log", key.seq, key.attempt));
+        // Looked for on both sides of a seal that may be going on, and once more where it began.
+        for path in [&working, &sealed, &working] {
+            match File::open(path) {
+                Ok(file) => {
+                    let size = file.metadata()?.len();
+                    return Ok(Some((file, size)));
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
         }
+        Ok(None)
     }
 
     /// Syncs a log and its folders, before the result of its step is committed.
@@ -126,5 +132,13 @@ impl Logs {
             }
         }
         Ok(())
+    }
+}
+
+/// Sorts an error of a file: a full disk passes, everything else is the disk's failure.
+pub fn file_error(error: &io::Error) -> super::Error {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => super::Error::Full,
+        _ => super::Error::Disk(format!("a file of a run: {error}")),
     }
 }

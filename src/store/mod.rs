@@ -9,6 +9,7 @@
 //! granted for the downtime, the queue woken once.
 
 pub mod advert;
+pub mod artifacts;
 pub mod ask;
 pub mod cancel;
 pub mod claim;
@@ -24,6 +25,7 @@ pub mod logs;
 mod migrate;
 mod progress;
 mod reaper;
+pub mod record;
 pub mod renew;
 pub mod result;
 mod runs;
@@ -73,6 +75,8 @@ struct Inner {
     folder: Arc<Folder>,
     tokens: token::Tokens,
     logs: logs::Logs,
+    /// Held while a record is sealed.
+    sealing: tokio::sync::Mutex<()>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -126,7 +130,9 @@ impl Store {
             .map_err(|error| format!("cannot start the writer: {error}"))?;
         let logs = logs::Logs::new(Arc::clone(&folder), settings.log_max_bytes);
         let writer = Mutex::new(Some(handle));
-        Ok(Self(Arc::new(Inner { waiting, readers, hub, clock, settings, folder, tokens, logs, writer })))
+        let sealing = tokio::sync::Mutex::default();
+        let inner = Inner { waiting, readers, hub, clock, settings, folder, tokens, logs, sealing, writer };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Runs one write, with those that wait at the same time, and answers after its commit and the wake that follows.

@@ -199,6 +199,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
         New::Rejected(reject) => {
             let data = json!({"state": state.as_str(), "verdict": {"kind": "rejected", "detail": reject.detail}});
             tx.event("run.ended", About::run(id), data)?;
+            tx.tell(Topic::Ended);
             log::info!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail);
         }
     }

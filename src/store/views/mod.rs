@@ -1,13 +1,23 @@
 //! Read-only questions: runs, nodes, questions to people. What is answered is the shape on the wire: absent values are
 //! null or empty, never missing; times are RFC 3339.
 
+mod artifacts;
 mod asks;
+mod attempts;
+mod events;
 mod nodes;
 mod runs;
+mod why;
 
+pub use artifacts::{ArtifactView, artifact, artifacts};
 pub use asks::{AskView, asks};
-pub use nodes::{CapabilityView, NodeView, capabilities, node, nodes};
-pub use runs::{RunFilter, RunView, StepView, run, runs, state};
+pub use attempts::{Attempt, attempt, check_holder};
+pub use events::{EventView, event_range, events};
+pub use nodes::{
+    CapabilityView, DrainView, HolderView, LeaseView, NodeStory, NodeView, capabilities, node, node_story, nodes,
+};
+pub use runs::{QueueView, RunFilter, RunView, StepView, run, runs, state};
+pub use why::{RoleView, WhyNodeView, WhyView, why};
 
 use crate::clock::{Ms, rfc3339};
 

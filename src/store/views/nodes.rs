@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use super::{At, Page, cut};
 use crate::clock::Ms;
-use crate::domain::ids::NodeId;
-use crate::domain::matching::Capability;
+use crate::domain::ids::{NodeId, RunId};
+use crate::domain::matching::{Capability, Node};
 use crate::store::advert::ttl_seconds;
+use crate::store::runs::contract;
 use crate::store::{Error, not_found};
 
 /// A node as it is shown. The nonce of its lease is told to the holder alone.
@@ -62,6 +63,35 @@ pub struct LeaseView {
     pub ttl_seconds: i64,
 }
 
+/// A node with what is to be told of it alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeStory {
+    /// The node.
+    #[serde(flatten)]
+    pub node: NodeView,
+    /// Its last holders, newest first.
+    pub holders: Vec<HolderView>,
+    /// The first waiting runs that it could serve, in the order of the queue.
+    pub waiting: Vec<String>,
+}
+
+/// A lease that was.
+#[derive(Clone, Debug, Serialize)]
+pub struct HolderView {
+    /// The run.
+    pub run_id: String,
+    /// Whose run.
+    pub principal: String,
+    /// What it was for.
+    pub work: Option<String>,
+    /// Since when.
+    pub from: String,
+    /// Until when; null while it lasts.
+    pub to: Option<String>,
+    /// Why it ended.
+    pub why: Option<String>,
+}
+
 /// One capability over all known nodes.
 #[derive(Clone, Debug, Serialize)]
 pub struct CapabilityView {
@@ -109,10 +139,7 @@ pub fn nodes(conn: &Connection, page: &Page, at: At) -> Result<(Vec<NodeView>, O
 /// Returns what the known nodes can do, by capability; `forget_ms` is how long an absent node counts as known.
 pub fn capabilities(conn: &Connection, at: At, forget_ms: i64) -> Result<Vec<CapabilityView>, Error> {
     let mut found: BTreeMap<String, CapabilityView> = BTreeMap::new();
-    let mut statement = conn.prepare_cached(&format!("{QUERY} WHERE static = 1 OR last_seen > ?1"))?;
-    let mut rows = statement.query([at.now - forget_ms])?;
-    while let Some(row) = rows.next()? {
-        let node = read(row, at)?;
+    for node in known(conn, at, forget_ms)? {
         let names: BTreeSet<&str> = node.capabilities.iter().map(|own| own.capability.as_str()).collect();
         for name in names {
             let view = found.entry(name.to_owned()).or_insert_with(|| CapabilityView {
@@ -133,6 +160,59 @@ pub fn capabilities(conn: &Connection, at: At, forget_ms: i64) -> Result<Vec<Cap
     }
     Ok(found.into_values().collect())
 }
+
+/// Returns the nodes that count as known: heard of within `forget_ms`, or static.
+pub(super) fn known(conn: &Connection, at: At, forget_ms: i64) -> Result<Vec<NodeView>, Error> {
+    let mut statement = conn.prepare_cached(&format!("{QUERY} WHERE static = 1 OR last_seen > ?1"))?;
+    let mut rows = statement.query([at.now - forget_ms])?;
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        list.push(read(row, at)?);
+    }
+    Ok(list)
+}
+
+/// Returns one node with its last holders, newest first, and how many runs wait for it or one like it.
+///
+/// # Errors
+/// `not-found`.
+pub fn node_story(conn: &Connection, id: &NodeId, at: At) -> Result<NodeStory, Error> {
+    let node = node(conn, id, at)?;
+    let mut statement = conn.prepare_cached(
+        r#"SELECT run_id, principal, work, "from", "to", why FROM lease_history WHERE node_id = ?1
+           ORDER BY id DESC LIMIT ?2"#,
+    )?;
+    let holders = statement.query_map((id.as_str(), HOLDERS), |row| {
+        Ok(HolderView {
+            run_id: row.get(0)?,
+            principal: row.get(1)?,
+            work: row.get(2)?,
+            from: at.show(row.get(3)?),
+            to: row.get::<_, Option<Ms>>(4)?.map(|time| at.show(time)),
+            why: row.get(5)?,
+        })
+    })?;
+    let holders = holders.collect::<Result<_, _>>()?;
+    let own = Node { id: id.clone(), agent: !node.is_static, capabilities: node.capabilities.clone() };
+    let mut waiting = Vec::new();
+    let mut statement = conn.prepare_cached(
+        "SELECT run_id, contract FROM runs WHERE state = 'QUEUED' ORDER BY priority DESC, arrival LIMIT ?1",
+    )?;
+    let mut rows = statement.query([WAITING])?;
+    while let Some(row) = rows.next()? {
+        let run = RunId::from_stored(row.get::<_, String>(0)?);
+        // A contract that cannot be read waits for nothing; `doctor` tells of it.
+        let Ok(contract) = contract(&run, &row.get::<_, String>(1)?) else { continue };
+        if contract.requires.roles.iter().any(|role| own.serves(role).is_some()) {
+            waiting.push(run.as_str().to_owned());
+        }
+    }
+    Ok(NodeStory { node, holders, waiting })
+}
+
+/// How many of the last holders are told, and how far into the queue is looked for who waits.
+const HOLDERS: i64 = 10;
+const WAITING: i64 = 200;
 
 fn read(row: &Row, at: At) -> Result<NodeView, Error> {
     let is_static: bool = row.get(3)?;

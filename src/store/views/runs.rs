@@ -47,7 +47,7 @@ pub struct RunView {
     /// Its steps, in order.
     pub steps: Vec<StepView>,
     #[serde(skip)]
-    arrival: i64,
+    pub(super) arrival: i64,
 }
 
 /// A place in the queue.

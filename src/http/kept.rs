@@ -1,0 +1,219 @@
+//! What is kept: artifacts, the sealed record, events.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use http_body_util::channel::{Channel, Sender};
+use hyper::StatusCode;
+use hyper::body::Frame;
+use hyper::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
+
+use super::App;
+use super::call::{BODY_LIMIT, Call, next_chunk, too_large, too_slow};
+use super::problem::Problem;
+use super::reply::{self, Reply};
+use super::steps::stream;
+use crate::domain::contract::is_inner_path;
+use crate::domain::ids::RunId;
+use crate::store::Error;
+use crate::store::hub::Topic;
+use crate::store::logs::{LogKey, file_error};
+use crate::store::record::{self, open_artifact};
+use crate::store::views::{self, At};
+
+/// How often an event stream says that it is alive.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// How many events are read at once.
+const BATCH: i64 = 200;
+
+/// `PUT /v1/runs/{id}/steps/{seq}/artifacts/{path}`.
+pub async fn write_artifact(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["nonce", "attempt"])?;
+    let (run, seq) = (call.run()?, call.seq()?);
+    let path = inner_path(&call.params[2])?;
+    let needed = |name: &str| Problem::new("invalid-request", format!("query parameter `{name}` is needed"));
+    let attempt = call.query.number("attempt", 1..=1000i64)?.ok_or_else(|| needed("attempt"))?;
+    let nonce = call.query.get("nonce").ok_or_else(|| needed("nonce"))?.to_owned();
+    let key = LogKey { run: run.clone(), seq, attempt };
+    let store = call.app.store.clone();
+    // Refused before the disk is filled; judged again in the write that keeps it.
+    let (own, own_nonce) = (key.clone(), nonce.clone());
+    store.read(move |conn| views::check_holder(conn, &own, &own_nonce)).await?;
+    if call.announced().is_some_and(|size| size > store.settings().artifact_max_bytes) {
+        return Err(too_large(store.settings().artifact_max_bytes));
+    }
+    let mut incoming = store.receive(&run).map_err(|error| file_error(&error))?;
+    loop {
+        let chunk = tokio::time::timeout(BODY_LIMIT, next_chunk(&mut call.body)).await.map_err(|_| too_slow())??;
+        let Some(chunk) = chunk else { break };
+        let written = tokio::task::spawn_blocking(move || incoming.write(&chunk).map(|fits| (fits, incoming)));
+        let (fits, back) = written.await.map_err(ended_early)?.map_err(|error| file_error(&error))?;
+        incoming = back;
+        if !fits {
+            return Err(too_large(incoming.most()));
+        }
+    }
+    let received = tokio::task::spawn_blocking(move || incoming.finish()).await;
+    let received = received.map_err(ended_early)?.map_err(|error| file_error(&error))?;
+    store.keep_artifact(key, nonce, path, received).await?;
+    Ok(reply::empty(StatusCode::NO_CONTENT))
+}
+
+fn inner_path(text: &str) -> Result<String, Problem> {
+    if is_inner_path(text) && !text.chars().any(char::is_control) && text.split('/').all(|part| part.len() <= 255) {
+        Ok(text.to_owned())
+    } else {
+        Err(Problem::new("invalid-request", "an artifact's path is relative, without `.`, `..` or empty parts"))
+    }
+}
+
+fn ended_early(error: tokio::task::JoinError) -> Error {
+    Error::Broken(format!("work on a file ended early: {error}"))
+}
+
+/// `GET /v1/runs/{id}/artifacts`.
+pub async fn list_artifacts(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let run = call.run()?;
+    let list = call.app.store.read(move |conn| views::artifacts(conn, &run)).await?;
+    Ok(reply::json(StatusCode::OK, &list))
+}
+
+/// `GET /v1/runs/{id}/artifacts/{path}`: the newest, unless the query says which.
+pub async fn read_artifact(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["seq", "attempt"])?;
+    let run = call.run()?;
+    let path = call.params[1].clone();
+    let seq = call.query.number("seq", 1..=500i64)?;
+    let attempt = call.query.number("attempt", 1..=1000i64)?;
+    let store = call.app.store.clone();
+    let own = run.clone();
+    let artifact = store.read(move |conn| views::artifact(conn, &own, &path, seq, attempt)).await?;
+    let opened = tokio::task::spawn_blocking(move || {
+        let file = open_artifact(store.folder(), &run, &artifact)?;
+        let size = file.metadata()?.len();
+        Ok((file, size))
+    });
+    let (file, size) = opened.await.map_err(ended_early)?.map_err(|error: io::Error| file_error(&error))?;
+    let mut reply = stream(tokio::fs::File::from_std(file), 0, size);
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    // Never shown by a browser as if it came from the daemon.
+    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    Ok(reply)
+}
+
+/// `GET /v1/runs/{id}/record`: the sealed record as a tar, sealed first if need be.
+pub async fn read_record(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let run = call.run()?;
+    let store = call.app.store.clone();
+    let manifest = store.seal(&run).await?;
+    let (sender, body) = Channel::<Bytes, io::Error>::new(2);
+    tokio::task::spawn_blocking(move || {
+        let sink = Sink { sender: Some(sender), runtime: tokio::runtime::Handle::current() };
+        let mut sink = io::BufWriter::with_capacity(64 << 10, sink);
+        if let Err(error) = record::tar(store.folder(), &run, &mut sink) {
+            log::warn!("cannot send a record run={run} cause={error}");
+            // Cut off rather than ended: nobody may take it for whole.
+            let (sink, _) = sink.into_parts();
+            if let Some(sender) = sink.sender {
+                sender.abort(error);
+            }
+        }
+    });
+    let mut reply = hyper::Response::new(body.boxed_unsync());
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    if let Ok(value) = HeaderValue::from_str(&manifest) {
+        headers.insert("mediator-manifest-sha256", value);
+    }
+    Ok(reply)
+}
+
+/// Hands what is written in a blocking task to a body, as fast as the client reads.
+struct Sink {
+    sender: Option<Sender<Bytes, io::Error>>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone");
+        let sender = self.sender.as_mut().ok_or_else(gone)?;
+        let frame = Frame::data(Bytes::copy_from_slice(bytes));
+        self.runtime.block_on(sender.send(frame)).map_err(|_| gone())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `GET /v1/events`: server-sent events, from `Last-Event-ID` on, or from now; of one run with `run`.
+pub async fn events(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&["run"])?;
+    let run = match call.query.get("run") {
+        None => None,
+        Some(text) => Some(
+            RunId::new(text)
+                .ok_or_else(|| Problem::new("invalid-request", "query parameter `run`: expected the id of a run"))?,
+        ),
+    };
+    let last =
+        match call.headers.get("last-event-id").map(|value| value.to_str().ok().and_then(|text| text.parse().ok())) {
+            None => None,
+            Some(Some(id)) if id >= 0 => Some(id),
+            Some(_) => return Err(Problem::new("invalid-request", "Last-Event-ID: expected the id of an event")),
+        };
+    let (oldest, newest) = call.app.store.read(views::event_range).await?;
+    let start = last.unwrap_or(newest);
+    let (sender, body) = Channel::<Bytes, io::Error>::new(4);
+    // What lies between is not kept any more, or is from another database: whoever resumes has to look anew.
+    let reset = start > newest || (start > 0 && start + 1 < oldest);
+    tokio::spawn(follow(call.app.clone(), sender, run, if reset { oldest.max(1) - 1 } else { start }, reset));
+    let mut reply = hyper::Response::new(body.boxed_unsync());
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    Ok(reply)
+}
+
+async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunId>, mut last: i64, reset: bool) {
+    let opening =
+        if reset { format!(": mediator\n\nid: {last}\nevent: reset\ndata: {{}}\n\n") } else { ": mediator\n\n".into() };
+    if sender.send_data(Bytes::from(opening)).await.is_err() {
+        return;
+    }
+    loop {
+        let waiter = app.store.hub().wait_for(Topic::Events);
+        let (own, at) = (run.clone(), At::of(app.store.clock()));
+        let batch = match app.store.read(move |conn| views::events(conn, last, own.as_ref(), BATCH, at)).await {
+            Ok(batch) => batch,
+            Err(error) => {
+                log::warn!("an event stream ends cause={error}");
+                return;
+            }
+        };
+        if let Some(newest) = batch.last() {
+            last = newest.id;
+            let text: String = batch
+                .iter()
+                .map(|event| format!("id: {}\nevent: {}\ndata: {}\n\n", event.id, event.event, event.data))
+                .collect();
+            if sender.send_data(Bytes::from(text)).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let until = tokio::time::Instant::now() + HEARTBEAT;
+        if !app.parked(waiter, until).await {
+            if *app.stop.borrow() || sender.send_data(Bytes::from_static(b": alive\n\n")).await.is_err() {
+                return;
+            }
+        }
+    }
+}

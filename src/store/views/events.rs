@@ -1,0 +1,50 @@
+//! Events: what happened, in order, from any point on.
+
+use rusqlite::{Connection, named_params};
+use serde_json::{Value, json};
+
+use super::At;
+use crate::domain::ids::RunId;
+use crate::store::Error;
+
+/// One event as it is shown.
+#[derive(Clone, Debug)]
+pub struct EventView {
+    /// Global and growing; none is used twice.
+    pub id: i64,
+    /// What happened, e.g. `run.queued`.
+    pub event: String,
+    /// What it is about, and what else is to be said.
+    pub data: Value,
+}
+
+/// Returns at most `limit` events behind `after`, of one run or of all.
+pub fn events(conn: &Connection, after: i64, run: Option<&RunId>, limit: i64, at: At) -> Result<Vec<EventView>, Error> {
+    let of_run = if run.is_some() { "run_id = :run AND" } else { "" };
+    let mut statement = conn.prepare_cached(&format!(
+        "SELECT id, at, event, run_id, seq, node_id, data FROM events WHERE {of_run} id > :after ORDER BY id LIMIT :limit"
+    ))?;
+    let mut rows = match run {
+        Some(run) => statement.query(named_params! { ":run": run.as_str(), ":after": after, ":limit": limit })?,
+        None => statement.query(named_params! { ":after": after, ":limit": limit })?,
+    };
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        let more: String = row.get(6)?;
+        let mut data: Value = serde_json::from_str(&more).unwrap_or_else(|_| json!({}));
+        data["run_id"] = row.get::<_, Option<String>>(3)?.into();
+        data["seq"] = row.get::<_, Option<i64>>(4)?.into();
+        data["node_id"] = row.get::<_, Option<String>>(5)?.into();
+        data["at"] = at.show(row.get(1)?).into();
+        list.push(EventView { id: row.get(0)?, event: row.get(2)?, data });
+    }
+    Ok(list)
+}
+
+/// Returns the ids of the oldest and the newest event that are kept; zeros when there is none.
+pub fn event_range(conn: &Connection) -> Result<(i64, i64), Error> {
+    let mut statement = conn.prepare_cached(
+        "SELECT coalesce((SELECT min(id) FROM events), 0), coalesce((SELECT max(id) FROM events), 0)",
+    )?;
+    Ok(statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
+}

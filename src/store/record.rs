@@ -16,7 +16,6 @@ use sha2::{Digest as _, Sha256};
 use super::artifacts::{artifacts_folder, hex};
 use super::views::{self, At};
 use super::{Error, Folder, Refusal, Store, not_found, random_text};
-use crate::clock::Ms;
 use crate::domain::ids::RunId;
 
 /// Where a run's record stands.
@@ -37,7 +36,7 @@ struct Content {
     events: Vec<Value>,
     artifacts: Vec<views::ArtifactView>,
     last_event: i64,
-    sealed_at: Ms,
+    sealed_at: String,
 }
 
 impl Store {
@@ -158,7 +157,7 @@ fn gather(conn: &Connection, run: &RunId, at: At) -> Result<Content, Error> {
         events,
         artifacts: views::artifacts(conn, run)?,
         last_event,
-        sealed_at: at.now,
+        sealed_at: crate::clock::rfc3339(at.now, at.offset),
     })
 }
 
@@ -223,7 +222,7 @@ impl Draft {
             self.put(&format!("artifacts/{}-{}/{}", artifact.seq, artifact.attempt, artifact.path), source)?;
         }
         self.files.sort_by(|a, b| a["path"].as_str().cmp(&b["path"].as_str()));
-        let manifest = json!({"run_id": run.as_str(), "sealed_at_ms": content.sealed_at, "files": self.files});
+        let manifest = json!({"run_id": run.as_str(), "sealed_at": content.sealed_at, "files": self.files});
         self.put("manifest.json", pretty(&manifest).as_bytes())
     }
 

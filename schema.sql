@@ -212,3 +212,27 @@ CREATE TABLE records (
 ) STRICT, WITHOUT ROWID;
 -- The sealer: runs that may have ended and lack their seal.
 CREATE INDEX records_open ON records (run_id) WHERE sealed_at IS NULL;
+
+-- Idempotency keys with what their first use did, in the same transaction (I5). The primary key is the last guard
+-- against two effects. Nothing here says "in progress": a key is here, or its request did nothing.
+CREATE TABLE requests (
+    scope       TEXT NOT NULL,              -- the principal: a rotated token is the same caller
+    key         TEXT NOT NULL COLLATE BINARY,
+    run_id      TEXT,                       -- what it was about
+    created_at  INTEGER NOT NULL,
+    due_at      INTEGER NOT NULL,           -- when the answer is forgotten; of a tombstone, when the key is free again
+    fp_version  INTEGER,                    -- how the fingerprint was made
+    fingerprint BLOB,                       -- of method, path, query and body
+    status      INTEGER,
+    headers     TEXT,                       -- {"name": "value"}: those that matter
+    body        BLOB,
+    PRIMARY KEY (scope, key),
+    -- A tombstone has lost its answer: it refuses a late retry instead of doing it again.
+    CONSTRAINT whole_or_tombstone CHECK (
+        (status IS NULL) = (body IS NULL) AND (status IS NULL) = (headers IS NULL) AND (status IS NULL) = (fingerprint IS NULL)
+    )
+) STRICT, WITHOUT ROWID;
+-- The reaper: what is to be forgotten next.
+CREATE INDEX requests_due ON requests (due_at);
+-- The end of a run lets go of the keys that waited for it.
+CREATE INDEX requests_run ON requests (run_id) WHERE run_id IS NOT NULL;

@@ -35,6 +35,12 @@ pub struct Settings {
     pub run_limit_ms: i64,
     /// `ask.timeout_seconds` (86400): a question without a limit of its own is open for a day.
     pub ask_timeout_ms: i64,
+    /// `idempotency.retention_seconds` (604800): how long a key's answer is kept: a week outlasts a weekend's outage.
+    pub idempotency_retention_ms: i64,
+    /// `idempotency.tombstone_days` (400): how long a forgotten key still refuses a late retry.
+    pub idempotency_tombstone_ms: i64,
+    /// `idempotency.required` (false): whether a request that changes something must carry a key.
+    pub idempotency_required: bool,
     /// `limits.queued_per_principal` (0, none).
     pub queued_per_principal: i64,
     /// `storage.synchronous` (full).
@@ -62,6 +68,9 @@ impl Default for Settings {
             node_forget_ms: 7 * 86_400_000,
             run_limit_ms: 86_400_000,
             ask_timeout_ms: 86_400_000,
+            idempotency_retention_ms: 604_800_000,
+            idempotency_tombstone_ms: 400 * 86_400_000,
+            idempotency_required: false,
             queued_per_principal: 0,
             synchronous: Synchronous::Full,
             network_filesystem: false,
@@ -108,6 +117,9 @@ const SETTINGS: &[Setting] = &[
     Setting { name: "node.forget_days", take: |s, v| days(v).map(|v| s.node_forget_ms = v) },
     Setting { name: "run.limit_seconds", take: |s, v| seconds(v).map(|v| s.run_limit_ms = v) },
     Setting { name: "ask.timeout_seconds", take: |s, v| seconds(v).map(|v| s.ask_timeout_ms = v) },
+    Setting { name: "idempotency.retention_seconds", take: |s, v| seconds(v).map(|v| s.idempotency_retention_ms = v) },
+    Setting { name: "idempotency.tombstone_days", take: |s, v| days(v).map(|v| s.idempotency_tombstone_ms = v) },
+    Setting { name: "idempotency.required", take: |s, v| boolean(v).map(|v| s.idempotency_required = v) },
     Setting {
         name: "limits.queued_per_principal",
         take: |s, v| whole(v, 0, i64::MAX).map(|v| s.queued_per_principal = v),

@@ -10,6 +10,7 @@ use super::runs::invalid;
 use crate::domain::Invalid;
 use crate::domain::field::Field;
 use crate::store::ask::{Answer, answer as store_answer};
+use crate::store::request::Effect;
 use crate::store::views::{self, At};
 
 /// `GET /v1/asks`.
@@ -35,13 +36,10 @@ pub async fn answer(mut call: Call) -> Result<Reply, Problem> {
     let (text, attempt) = read().map_err(invalid)?;
     let caller = call.caller.clone();
     let given = Answer { run, seq, answer: text, attempt, by: caller.name, operator: caller.operator };
-    let view = call
-        .app
-        .store
-        .write(move |tx| {
-            store_answer(tx, &given)?;
-            views::run(tx.rows(), &given.run, tx.at())
-        })
-        .await?;
-    Ok(reply::json(StatusCode::OK, &view))
+    call.once(&body, move |tx| {
+        let changed = store_answer(tx, &given)?;
+        let view = views::run(tx.rows(), &given.run, tx.at())?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: Some(given.run.clone()) })
+    })
+    .await
 }

@@ -2,19 +2,24 @@
 //! reads query and body.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
-use hyper::{Uri, header};
+use hyper::{Method, Uri, header};
 
 use super::App;
 use super::problem::Problem;
+use super::reply::{self, Reply};
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::json::{self, Json};
+use crate::store::request::{self, Answered, Effect, Keyed};
 use crate::store::token::Principal;
+use crate::store::{Error, Tx};
 
 /// How long a JSON body may take, and how long a long body may pause.
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
@@ -32,7 +37,19 @@ pub struct Call {
     /// The headers as received.
     pub headers: HeaderMap,
     /// What is still to be read.
-    pub body: Incoming,
+    pub body: Body,
+    /// The method and the path as received, for the fingerprint.
+    pub target: (Method, String),
+    /// The idempotency key, if one was sent.
+    pub key: Option<String>,
+    /// By which the log and the client speak of this request.
+    pub request_id: String,
+}
+
+/// The body of a request, and whether it was read to its end: an answer that is given earlier ends the connection.
+pub struct Body {
+    incoming: Incoming,
+    is_read: Arc<AtomicBool>,
 }
 
 /// The parameters of a query, each once.
@@ -49,11 +66,37 @@ impl Call {
         json::parse(&bytes).map_err(|invalid| Problem::invalid("invalid-request", invalid))
     }
 
+    /// Does `effect` in one write; with a key, once for all equal requests (I5).
+    ///
+    /// # Errors
+    /// What `effect` refuses; `idempotency-payload-conflict`, `idempotency-key-expired`.
+    pub async fn once(
+        &self,
+        body: &Json,
+        mut effect: impl FnMut(&Tx) -> Result<Effect, Error> + Send + 'static,
+    ) -> Result<Reply, Problem> {
+        let keyed = self.key.as_ref().map(|key| Keyed {
+            scope: self.caller.name.clone(),
+            key: key.clone(),
+            fingerprint: self.fingerprint(body),
+        });
+        let answered = self.app.store.write(move |tx| request::once(tx, keyed.as_ref(), &mut effect)).await?;
+        Ok(match answered {
+            Answered::New(answer, kept) => reply::of(answer, kept, false),
+            Answered::Replay(answer, kept) => reply::of(answer, Some(kept), true),
+        })
+    }
+
+    fn fingerprint(&self, body: &Json) -> [u8; 32] {
+        let query: Vec<_> = self.query.0.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        request::fingerprint(self.target.0.as_str(), &self.target.1, &query, &body.canonical())
+    }
+
     /// Reads a whole body of at most `most` bytes.
     async fn bytes(&mut self, most: usize) -> Result<Bytes, Problem> {
         let read = async {
             let mut whole = Vec::new();
-            while let Some(chunk) = next_chunk(&mut self.body).await? {
+            while let Some(chunk) = self.body.next().await? {
                 if whole.len() + chunk.len() > most {
                     return Err(too_large(most as u64));
                 }
@@ -66,7 +109,7 @@ impl Call {
 
     /// Returns the size of the body, if it was announced.
     pub fn announced(&self) -> Option<u64> {
-        self.body.size_hint().exact()
+        self.body.incoming.size_hint().exact()
     }
 
     /// Returns the run that the path names.
@@ -98,22 +141,34 @@ impl Call {
     }
 }
 
-/// Waits for the next piece of a body; `None` at its end.
-///
-/// # Errors
-/// `invalid-request` when it breaks off or is malformed; a pause that is too long is the caller's to notice.
-pub async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Problem::new("invalid-request", format!("the body broke off: {error}")))?;
-        if let Ok(data) = frame.into_data() {
-            return Ok(Some(data));
-        }
+impl Body {
+    /// Takes a body; the flag turns true when it has been read to its end.
+    pub fn new(incoming: Incoming) -> (Self, Arc<AtomicBool>) {
+        let is_read = Arc::new(AtomicBool::new(incoming.is_end_stream()));
+        (Self { incoming, is_read: Arc::clone(&is_read) }, is_read)
     }
-    Ok(None)
+
+    /// Waits for the next piece; `None` at the end.
+    ///
+    /// # Errors
+    /// `invalid-request` when it breaks off, is malformed, or pauses for longer than [`BODY_LIMIT`].
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        let next = async {
+            while let Some(frame) = self.incoming.frame().await {
+                let broke = |error| Problem::new("invalid-request", format!("the body broke off: {error}"));
+                if let Ok(data) = frame.map_err(broke)?.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+            self.is_read.store(true, Ordering::Relaxed);
+            Ok(None)
+        };
+        tokio::time::timeout(BODY_LIMIT, next).await.unwrap_or_else(|_| Err(too_slow()))
+    }
 }
 
 /// The body came too slowly.
-pub fn too_slow() -> Problem {
+fn too_slow() -> Problem {
     Problem::new("invalid-request", format!("the body did not come within {} s", BODY_LIMIT.as_secs()))
 }
 
@@ -313,6 +368,41 @@ pub fn check_json(headers: &HeaderMap, body: &Incoming, most: usize) -> Result<(
         }
     }
     check_encoding(headers)
+}
+
+/// Reads the idempotency key: a quoted string, as the IETF's draft has it, or the same characters bare.
+///
+/// # Errors
+/// `invalid-request` for two lines, an empty value, or anything else; `idempotency-key-missing`.
+pub fn read_key(headers: &HeaderMap, required: bool) -> Result<Option<String>, Problem> {
+    let mut lines = headers.get_all("idempotency-key").iter();
+    let (first, more) = (lines.next(), lines.next().is_some());
+    let invalid = |what: &str| Err(Problem::new("invalid-request", format!("Idempotency-Key: {what}")));
+    let Some(line) = first else {
+        if required {
+            let detail = "this daemon wants an Idempotency-Key with every request that changes something";
+            return Err(Problem::new("idempotency-key-missing", detail));
+        }
+        return Ok(None);
+    };
+    if more {
+        return invalid("sent twice");
+    }
+    let text = line.as_bytes();
+    let text = match text {
+        [b'"', inner @ .., b'"'] => inner,
+        bare => bare,
+    };
+    if (1..=255).contains(&text.len()) && text.iter().all(|byte| is_key_byte(*byte)) {
+        return Ok(Some(text.iter().copied().map(char::from).collect()));
+    }
+    invalid(
+        "expected 1 to 255 visible ASCII characters without quote, backslash, comma or semicolon, bare or in quotes",
+    )
+}
+
+fn is_key_byte(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !b"\"\\,;".contains(&byte)
 }
 
 /// Refuses compressed bodies: their size could not be bounded by what is read.

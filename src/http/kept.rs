@@ -11,7 +11,7 @@ use hyper::body::Frame;
 use hyper::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
 
 use super::App;
-use super::call::{BODY_LIMIT, Call, next_chunk, too_large, too_slow};
+use super::call::{Call, too_large};
 use super::problem::Problem;
 use super::reply::{self, Reply};
 use super::steps::stream;
@@ -47,7 +47,7 @@ pub async fn write_artifact(mut call: Call) -> Result<Reply, Problem> {
     }
     let mut incoming = store.receive(&run).map_err(|error| file_error(&error))?;
     loop {
-        let chunk = tokio::time::timeout(BODY_LIMIT, next_chunk(&mut call.body)).await.map_err(|_| too_slow())??;
+        let chunk = call.body.next().await?;
         let Some(chunk) = chunk else { break };
         let written = tokio::task::spawn_blocking(move || incoming.write(&chunk).map(|fits| (fits, incoming)));
         let (fits, back) = written.await.map_err(ended_early)?.map_err(|error| file_error(&error))?;

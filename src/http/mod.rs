@@ -11,6 +11,7 @@ mod kept;
 mod nodes;
 mod problem;
 mod reply;
+mod requests;
 mod routes;
 mod runs;
 mod steps;
@@ -91,7 +92,7 @@ async fn answer(app: App, peer: SocketAddr, request: Request<Incoming>) -> Reply
     let request_id = crate::store::random_text(12);
     let method = request.method().clone();
     let target = request.uri().path().to_owned();
-    let mut handling = Box::pin(handle(app, request));
+    let mut handling = Box::pin(handle(app, request, request_id.clone()));
     // A panic in one request ends that one.
     let outcome = std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(cx))) {
         Ok(Poll::Ready(outcome)) => Poll::Ready(outcome),
@@ -117,7 +118,7 @@ async fn answer(app: App, peer: SocketAddr, request: Request<Incoming>) -> Reply
 }
 
 /// Runs the checks in their order, then the handler. With a problem comes whether the body may be unread.
-async fn handle(app: App, request: Request<Incoming>) -> Result<Reply, (Problem, bool)> {
+async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Result<Reply, (Problem, bool)> {
     let (head, body) = request.into_parts();
     let has_body = !hyper::body::Body::is_end_stream(&body);
     let early = |problem| (problem, has_body);
@@ -134,13 +135,13 @@ async fn handle(app: App, request: Request<Incoming>) -> Result<Reply, (Problem,
         }
         routes::BodyKind::Raw => call::check_encoding(&head.headers).map_err(early)?,
     }
+    let required = route.once && app.store.settings().idempotency_required;
+    let key = call::read_key(&head.headers, required).map_err(early)?;
     let query = call::Query::read(&head.uri).map_err(early)?;
-    let call = Call { app, caller, params, query, headers: head.headers, body };
-    // A handler reads the whole body before it refuses anything, except what is too large or too slow.
-    (route.handler)(call).await.map_err(|problem| {
-        let unread = matches!(problem.status().as_u16(), 400 | 409 | 410 | 413) && has_body;
-        (problem, unread)
-    })
+    let target = (head.method, head.uri.path().to_owned());
+    let (body, is_read) = call::Body::new(body);
+    let call = Call { app, caller, params, query, headers: head.headers, body, target, key, request_id };
+    (route.handler)(call).await.map_err(|problem| (problem, !is_read.load(std::sync::atomic::Ordering::Relaxed)))
 }
 
 /// Raises the limit on open descriptors as far as it goes: each connection needs one.

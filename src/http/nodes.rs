@@ -18,6 +18,7 @@ use crate::store::advert::{Advert, DrainMode, advertise as store_advertise};
 use crate::store::claim::{Claim, Working, claim as store_claim};
 use crate::store::drain as store_drain;
 use crate::store::hub::Topic;
+use crate::store::request::Effect;
 use crate::store::views::{self, At};
 
 /// The most capabilities one advert may list.
@@ -145,16 +146,17 @@ pub async fn show(call: Call) -> Result<Reply, Problem> {
 pub async fn remove(call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let (id, by) = (call.node()?, call.caller.name.clone());
-    let view = call
-        .app
-        .store
-        .write(move |tx| {
-            let view = views::node(tx.rows(), &id, tx.at())?;
-            store_drain::remove(tx, &id, &by)?;
-            Ok(view)
-        })
-        .await?;
-    Ok(reply::json(StatusCode::OK, &view))
+    call.once(&nothing(), move |tx| {
+        let view = views::node(tx.rows(), &id, tx.at())?;
+        store_drain::remove(tx, &id, &by)?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed: true, run: None })
+    })
+    .await
+}
+
+/// The body of a request that has none.
+fn nothing() -> Json {
+    Json::Object(std::collections::BTreeMap::new())
 }
 
 /// `POST /v1/nodes/{id}/drain`.
@@ -171,30 +173,24 @@ pub async fn drain(mut call: Call) -> Result<Reply, Problem> {
         Ok((mode, reason.filter(|reason| !reason.is_empty())))
     };
     let (mode, reason) = read().map_err(invalid)?;
-    let view = call
-        .app
-        .store
-        .write(move |tx| {
-            store_drain::drain(tx, &id, mode, reason.as_deref(), &by)?;
-            views::node(tx.rows(), &id, tx.at())
-        })
-        .await?;
-    Ok(reply::json(StatusCode::OK, &view))
+    call.once(&body, move |tx| {
+        let changed = store_drain::drain(tx, &id, mode, reason.as_deref(), &by)?;
+        let view = views::node(tx.rows(), &id, tx.at())?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: None })
+    })
+    .await
 }
 
 /// `DELETE /v1/nodes/{id}/drain`: lifts the operator's side; `drains` shows whether the owner's remains.
 pub async fn undrain(call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let (id, by) = (call.node()?, call.caller.name.clone());
-    let view = call
-        .app
-        .store
-        .write(move |tx| {
-            store_drain::undrain(tx, &id, &by)?;
-            views::node(tx.rows(), &id, tx.at())
-        })
-        .await?;
-    Ok(reply::json(StatusCode::OK, &view))
+    call.once(&nothing(), move |tx| {
+        let changed = store_drain::undrain(tx, &id, &by)?;
+        let view = views::node(tx.rows(), &id, tx.at())?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: None })
+    })
+    .await
 }
 
 /// `GET /v1/capabilities`.

@@ -1,12 +1,12 @@
 //! Problems (RFC 9457): the one shape of an error, and the one place that knows the status of each code.
 
-use http_body_util::BodyExt as _;
+use hyper::StatusCode;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
-use hyper::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::reply::{Reply, full};
+use super::reply::{self, Reply};
 use crate::domain::Invalid;
+use crate::store::request::Answer;
 use crate::store::{Error, Refusal};
 
 /// An answer that is not what was asked for.
@@ -37,6 +37,7 @@ enum Retry {
 const CODES: &[(&str, u16, &str, Retry)] = &[
     ("invalid-request", 400, "The request is not understood", Retry::NewKey),
     ("invalid-contract", 400, "The contract breaks the grammar", Retry::NewKey),
+    ("idempotency-key-missing", 400, "An idempotency key is needed", Retry::NewKey),
     ("unauthorized", 401, "A token is needed", Retry::NewKey),
     ("forbidden", 403, "Not yours to do", Retry::Never),
     ("not-found", 404, "Not there", Retry::Never),
@@ -51,12 +52,14 @@ const CODES: &[(&str, u16, &str, Retry)] = &[
     ("not-asked", 409, "The question is not open", Retry::NewKey),
     ("log-gap", 409, "The log is shorter than that", Retry::NewKey),
     ("not-sealed", 409, "The record is not sealed yet", Retry::NewKey),
+    ("idempotency-key-expired", 409, "Done long ago", Retry::Never),
     ("gone", 410, "Not there any more", Retry::Never),
     ("too-large", 413, "Too large", Retry::NewKey),
     ("unsupported-media-type", 415, "JSON is needed", Retry::NewKey),
     ("wrong-host", 421, "Called by a name that is not ours", Retry::NewKey),
     ("no-candidate", 422, "No known nodes can ever do it", Retry::Never),
     ("too-wide", 422, "It needs more nodes than one run may hold", Retry::Never),
+    ("idempotency-payload-conflict", 422, "The key was used for another request", Retry::NewKey),
     ("not-an-option", 422, "Not among the answers to choose from", Retry::NewKey),
     ("queue-limit", 429, "Too many runs wait already", Retry::SameKey),
     ("internal", 500, "A mistake of ours", Retry::SameKey),
@@ -125,42 +128,48 @@ impl Problem {
 
     /// Makes the answer. What a client must not read goes to the log, under the same `request_id`.
     pub fn into_reply(self, request_id: &str) -> Reply {
-        let (code, status, title, retry) = self.entry();
+        let (code, status, ..) = self.entry();
         if let Some(inside) = &self.inside {
             log::error!("request failed request={request_id} code={code} cause={inside:?}");
         }
-        let retry_word = match retry {
+        let allow = self.allow.as_ref().and_then(|allow| HeaderValue::from_str(allow).ok());
+        let mut reply = reply::of(self.into_answer(request_id), None, false);
+        let headers = reply.headers_mut();
+        if matches!(status, 429 | 503 | 507) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if let Some(allow) = allow {
+            headers.insert(ALLOW, allow);
+        }
+        reply
+    }
+
+    /// Makes an answer that can be kept with an idempotency key.
+    pub fn into_answer(self, request_id: &str) -> Answer {
+        let (code, status, title, retry) = self.entry();
+        let retry = match retry {
             Retry::SameKey => "same-key",
             Retry::NewKey => "new-key",
             Retry::Never => "never",
         };
         let mut body = json!({
-            "type": format!("https://mediator.invalid/problems/{code}"), "title": title, "status": status, "code": code,
-            "detail": self.detail, "request_id": request_id, "path": self.path, "retry": retry_word,
+            "type": format!("urn:mediator:problem:{code}"), "title": title, "status": status, "code": code,
+            "detail": self.detail, "request_id": request_id, "path": self.path, "retry": retry,
         });
         for (name, value) in self.more {
             body[name] = value;
         }
-        let mut response = Response::new(full(body.to_string()).boxed_unsync());
-        *response.status_mut() = StatusCode::from_u16(status).expect("the table has only statuses");
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(status, 429 | 503 | 507) {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
-            headers.insert(ALLOW, allow);
-        }
-        if let Some(location) = self.location.and_then(|location| HeaderValue::from_str(&location).ok()) {
-            headers.insert(LOCATION, location);
-        }
-        response
+        let mut headers = vec![(CONTENT_TYPE.to_string(), "application/problem+json".to_owned())];
+        headers.extend(self.location.map(|location| (LOCATION.to_string(), location)));
+        Answer { status, headers, body: body.to_string().into_bytes() }
     }
 }
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        Self { path: refusal.path, more: refusal.more, ..Self::new(refusal.code, refusal.detail) }
+        // A refusal that names a run tells where it is, too.
+        let location = refusal.more.get("run_id").and_then(Value::as_str).map(|run| format!("/v1/runs/{run}"));
+        Self { path: refusal.path, more: refusal.more, location, ..Self::new(refusal.code, refusal.detail) }
     }
 }
 

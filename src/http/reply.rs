@@ -5,9 +5,11 @@ use std::io;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LOCATION, X_CONTENT_TYPE_OPTIONS};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
+
+use crate::store::request::{Answer, Kept};
 
 /// A body: whole, or as it comes.
 pub type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -25,11 +27,28 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
     bytes(status, "application/json", body)
 }
 
-/// Makes a JSON answer with the address of the run it is about.
-pub fn json_at(status: StatusCode, value: &impl Serialize, location: &str) -> Reply {
-    let mut reply = json(status, value);
-    if let Ok(location) = HeaderValue::from_str(location) {
-        reply.headers_mut().insert(LOCATION, location);
+/// Makes a JSON answer that can be kept with an idempotency key; `location` is the address of what it is about.
+pub fn kept(status: StatusCode, value: &impl Serialize, location: Option<String>) -> Answer {
+    let mut headers = vec![(CONTENT_TYPE.to_string(), "application/json".to_owned())];
+    headers.extend(location.map(|location| (LOCATION.to_string(), location)));
+    Answer { status: status.as_u16(), headers, body: serde_json::to_vec(value).expect("our own types are JSON") }
+}
+
+/// Makes an answer of one that may have been kept.
+pub fn of(answer: Answer, kept: Option<Kept>, is_replay: bool) -> Reply {
+    let mut reply = Response::new(full(answer.body).boxed_unsync());
+    *reply.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    let headers = reply.headers_mut();
+    for (name, value) in answer.headers {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value)) {
+            headers.insert(name, value);
+        }
+    }
+    if let Some(expires) = kept.and_then(|kept| HeaderValue::from_str(&kept.expires).ok()) {
+        headers.insert("idempotency-expires", expires);
+    }
+    if is_replay {
+        headers.insert("idempotent-replayed", HeaderValue::from_static("true"));
     }
     reply
 }

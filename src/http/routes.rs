@@ -7,7 +7,7 @@ use hyper::Method;
 use super::call::{Call, decode};
 use super::problem::Problem;
 use super::reply::{self, Reply};
-use super::{asks, kept, nodes, runs, steps};
+use super::{asks, kept, nodes, requests, runs, steps};
 use crate::store::token::Principal;
 
 type Answer = Pin<Box<dyn Future<Output = Result<Reply, Problem>> + Send>>;
@@ -32,52 +32,58 @@ pub struct Route {
     pub operators_only: bool,
     /// What it takes.
     pub body: BodyKind,
+    /// Whether it is done once for each idempotency key. Others are repeatable by nature, or change nothing.
+    pub once: bool,
     /// What answers it.
     pub handler: fn(Call) -> Answer,
 }
 
 macro_rules! routes {
-    ($($method:ident $pattern:literal $body:ident $who:ident $handler:path;)*) => {
+    ($($method:ident $pattern:literal $body:ident $who:ident $often:ident $handler:path;)*) => {
         /// Every route.
         pub static ROUTES: &[Route] = &[$(Route {
             method: Method::$method,
             pattern: $pattern,
             operators_only: routes!(@ $who),
             body: BodyKind::$body,
+            once: routes!(@ $often),
             handler: |call| Box::pin($handler(call)),
         }),*];
     };
+    (@ once) => { true };
+    (@ often) => { false };
     (@ anyone) => { false };
     (@ operators) => { true };
 }
 
 routes! {
-    GET    "healthz"                     None anyone    healthz;
-    GET    "readyz"                      None anyone    readyz;
-    POST   "v1/runs"                     Json anyone    runs::submit;
-    GET    "v1/runs"                     None anyone    runs::list;
-    GET    "v1/runs/*"                   None anyone    runs::show;
-    POST   "v1/runs/*/cancel"            Json anyone    runs::cancel;
-    POST   "v1/runs/*/renew"             Json anyone    runs::renew;
-    GET    "v1/runs/*/steps/*/log"       None anyone    steps::read_log;
-    PUT    "v1/runs/*/steps/*/log"       Raw  anyone    steps::write_log;
-    PUT    "v1/runs/*/steps/*/artifacts/**" Raw anyone kept::write_artifact;
-    GET    "v1/runs/*/artifacts"         None anyone    kept::list_artifacts;
-    GET    "v1/runs/*/artifacts/**"      None anyone    kept::read_artifact;
-    GET    "v1/runs/*/record"            None anyone    kept::read_record;
-    GET    "v1/runs/*/why"               None anyone    runs::why;
-    POST   "v1/runs/*/steps/*/result"    Json anyone    steps::result;
-    POST   "v1/runs/*/steps/*/answer"    Json anyone    asks::answer;
-    POST   "v1/nodes"                    Json anyone    nodes::advertise;
-    GET    "v1/nodes"                    None anyone    nodes::list;
-    GET    "v1/nodes/*"                  None anyone    nodes::show;
-    DELETE "v1/nodes/*"                  None operators nodes::remove;
-    POST   "v1/nodes/*/claim"            Json anyone    nodes::claim;
-    POST   "v1/nodes/*/drain"            Json operators nodes::drain;
-    DELETE "v1/nodes/*/drain"            None operators nodes::undrain;
-    GET    "v1/capabilities"             None anyone    nodes::capabilities;
-    GET    "v1/asks"                     None anyone    asks::list;
-    GET    "v1/events"                   None anyone    kept::events;
+    GET    "healthz"                              None anyone    often healthz;
+    GET    "readyz"                               None anyone    often readyz;
+    POST   "v1/runs"                              Json anyone    once  runs::submit;
+    GET    "v1/runs"                              None anyone    often runs::list;
+    GET    "v1/runs/*"                            None anyone    often runs::show;
+    POST   "v1/runs/*/cancel"                     Json anyone    once  runs::cancel;
+    POST   "v1/runs/*/renew"                      Json anyone    often runs::renew;
+    GET    "v1/runs/*/steps/*/log"                None anyone    often steps::read_log;
+    PUT    "v1/runs/*/steps/*/log"                Raw  anyone    often steps::write_log;
+    PUT    "v1/runs/*/steps/*/artifacts/**"       Raw  anyone    often kept::write_artifact;
+    GET    "v1/runs/*/artifacts"                  None anyone    often kept::list_artifacts;
+    GET    "v1/runs/*/artifacts/**"               None anyone    often kept::read_artifact;
+    GET    "v1/runs/*/record"                     None anyone    often kept::read_record;
+    GET    "v1/runs/*/why"                        None anyone    often runs::why;
+    POST   "v1/runs/*/steps/*/result"             Json anyone    often steps::result;
+    POST   "v1/runs/*/steps/*/answer"             Json anyone    once  asks::answer;
+    POST   "v1/nodes"                             Json anyone    often nodes::advertise;
+    GET    "v1/nodes"                             None anyone    often nodes::list;
+    GET    "v1/nodes/*"                           None anyone    often nodes::show;
+    DELETE "v1/nodes/*"                           None operators once  nodes::remove;
+    POST   "v1/nodes/*/claim"                     Json anyone    often nodes::claim;
+    POST   "v1/nodes/*/drain"                     Json operators once  nodes::drain;
+    DELETE "v1/nodes/*/drain"                     None operators once  nodes::undrain;
+    GET    "v1/capabilities"                      None anyone    often nodes::capabilities;
+    GET    "v1/asks"                              None anyone    often asks::list;
+    GET    "v1/idempotency/*"                     None anyone    often requests::show;
+    GET    "v1/events"                            None anyone    often kept::events;
 }
 
 /// Says whether a path asks for no token.
@@ -100,7 +106,9 @@ pub fn find(method: &Method, path: &str) -> Result<(&'static Route, Vec<String>)
     // Matched on the path as received, decoded once by segment: what decodes to a separator is not one.
     for segment in path.strip_prefix('/').ok_or_else(unknown)?.split('/') {
         let decoded = decode(segment).ok_or_else(unknown)?;
-        if decoded.is_empty() || matches!(decoded.as_str(), "." | "..") || decoded.contains(['/', '\\', '\0']) {
+        let is_key = segments == ["v1", "idempotency"];
+        let splits = |c| matches!(c, '/' | '\\' | '\0');
+        if decoded.is_empty() || (!is_key && (matches!(decoded.as_str(), "." | "..") || decoded.contains(splits))) {
             return Err(unknown());
         }
         segments.push(decoded);

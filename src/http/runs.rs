@@ -15,19 +15,13 @@ use crate::domain::ids::RunId;
 use crate::domain::matching::Reject;
 use crate::domain::run::RunState;
 use crate::store::hub::Topic;
+use crate::store::request::Effect;
 use crate::store::submit::{Submission, Submitted, submit as store_submit};
-use crate::store::views::{self, At, RunFilter, RunView};
-use crate::store::{Assigned, cancel as store_cancel, renew as store_renew};
+use crate::store::views::{self, At, RunFilter};
+use crate::store::{cancel as store_cancel, renew as store_renew};
 
 /// The longest a follower is parked.
 pub const MAX_WAIT: Duration = Duration::from_secs(60);
-
-/// What a submission is answered with.
-enum Outcome {
-    DryRun(Vec<Assigned>),
-    Run(StatusCode, Box<RunView>),
-    Rejected(Option<RunId>, Reject),
-}
 
 /// `POST /v1/runs`.
 pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
@@ -40,35 +34,34 @@ pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
         return Err(Problem::new("forbidden", detail).at("/priority"));
     }
     let submission = Submission::new(&call.caller.name, contract, &body, dry_run);
-    let outcome = call
-        .app
-        .store
-        .write(move |tx| {
-            let view = |tx: &crate::store::Tx, id: &RunId| views::run(tx.rows(), id, tx.at()).map(Box::new);
-            Ok(match store_submit(tx, &submission)? {
-                Submitted::DryRun(assigned) => Outcome::DryRun(assigned),
-                Submitted::Existing(id) => Outcome::Run(StatusCode::OK, view(tx, &id)?),
-                Submitted::Placed(id) => Outcome::Run(StatusCode::CREATED, view(tx, &id)?),
-                Submitted::Queued(id) => Outcome::Run(StatusCode::ACCEPTED, view(tx, &id)?),
-                Submitted::Rejected(id, reject) => Outcome::Rejected(id, reject),
-            })
-        })
-        .await?;
-    match outcome {
-        Outcome::DryRun(assigned) => {
-            Ok(reply::json(StatusCode::OK, &json!({"state": "DRY_RUN", "assigned": assigned})))
-        }
-        Outcome::Run(status, view) => Ok(reply::json_at(status, &view, &address(&view.run_id))),
-        Outcome::Rejected(id, reject) => {
-            let id = id.map(|id| id.as_str().to_owned());
-            let problem = Problem::new(reject.code, reject.detail.clone()).with("run_id", id.clone());
-            let problem = problem.with("reject", serde_json::to_value(&reject).unwrap_or_default());
-            Err(match id {
-                Some(id) => problem.location(address(&id)),
-                None => problem,
-            })
-        }
+    let request_id = call.request_id.clone();
+    call.once(&body, move |tx| {
+        let (status, id) = match store_submit(tx, &submission)? {
+            Submitted::DryRun(assigned) => {
+                let body = json!({"state": "DRY_RUN", "assigned": assigned});
+                return Ok(Effect { answer: reply::kept(StatusCode::OK, &body, None), changed: false, run: None });
+            }
+            Submitted::Rejected(id, reject) => return Ok(rejected(id, &reject, &request_id)),
+            Submitted::Existing(id) => (StatusCode::OK, id),
+            Submitted::Placed(id) => (StatusCode::CREATED, id),
+            Submitted::Queued(id) => (StatusCode::ACCEPTED, id),
+        };
+        let view = views::run(tx.rows(), &id, tx.at())?;
+        let answer = reply::kept(status, &view, Some(address(id.as_str())));
+        Ok(Effect { answer, changed: status != StatusCode::OK, run: Some(id) })
+    })
+    .await
+}
+
+/// A rejection is a problem, and still an effect: the run is stored FAILED, unless it was a dry run.
+fn rejected(id: Option<RunId>, reject: &Reject, request_id: &str) -> Effect {
+    let shown = id.as_ref().map(RunId::as_str);
+    let mut problem = Problem::new(reject.code, reject.detail.clone()).with("run_id", shown);
+    problem = problem.with("reject", serde_json::to_value(reject).unwrap_or_default());
+    if let Some(id) = shown {
+        problem = problem.location(address(id));
     }
+    Effect { answer: problem.into_answer(request_id), changed: id.is_some(), run: id }
 }
 
 fn address(run: &str) -> String {
@@ -144,15 +137,12 @@ pub async fn cancel(mut call: Call) -> Result<Reply, Problem> {
     let reason = reason.filter(|reason| !reason.is_empty());
     fields.finish().map_err(invalid)?;
     let by = call.caller.name.clone();
-    let view = call
-        .app
-        .store
-        .write(move |tx| {
-            store_cancel::cancel(tx, &id, &by, reason.as_deref())?;
-            views::run(tx.rows(), &id, tx.at())
-        })
-        .await?;
-    Ok(reply::json(StatusCode::OK, &view))
+    call.once(&body, move |tx| {
+        let changed = store_cancel::cancel(tx, &id, &by, reason.as_deref())?;
+        let view = views::run(tx.rows(), &id, tx.at())?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: Some(id.clone()) })
+    })
+    .await
 }
 
 /// `POST /v1/runs/{id}/renew`.

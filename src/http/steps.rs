@@ -10,7 +10,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
-use super::call::{BODY_LIMIT, Call, next_chunk, too_slow};
+use super::call::Call;
 use super::problem::Problem;
 use super::reply::{self, Reply};
 use super::runs::{MAX_WAIT, invalid};
@@ -125,7 +125,7 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
     store.read(move |conn| views::check_holder(conn, &own, &nonce)).await?;
     let mut piece = Vec::new();
     loop {
-        let chunk = tokio::time::timeout(BODY_LIMIT, next_chunk(&mut call.body)).await.map_err(|_| too_slow())??;
+        let chunk = call.body.next().await?;
         let is_last = chunk.is_none();
         piece.extend_from_slice(&chunk.unwrap_or_default());
         if piece.len() < PIECE && !is_last {

@@ -29,11 +29,11 @@ pub struct Answer {
     pub operator: bool,
 }
 
-/// Takes an answer. The same answer again changes nothing and is no error.
+/// Takes an answer; returns whether anything changed. The same answer again changes nothing and is no error.
 ///
 /// # Errors
 /// `not-found`; `forbidden`; `not-asked`; `not-an-option` (the question stays open); `already-answered`.
-pub fn answer(tx: &Tx, answer: &Answer) -> Result<(), Error> {
+pub fn answer(tx: &Tx, answer: &Answer) -> Result<bool, Error> {
     let row = runs::get(tx, &answer.run)?;
     let (kind, state, attempt, result) = find(tx, answer)?;
     let refuse = |code, detail: String| Err(Error::Refused(Refusal::new(code, detail)));
@@ -53,7 +53,7 @@ pub fn answer(tx: &Tx, answer: &Answer) -> Result<(), Error> {
     }
     match StepState::parse(&state) {
         Some(StepState::Asked) if answer.attempt.is_none_or(|given| given == attempt) => {}
-        Some(StepState::Done | StepState::Failed) if result["answer"] == answer.answer.as_str() => return Ok(()),
+        Some(StepState::Done | StepState::Failed) if result["answer"] == answer.answer.as_str() => return Ok(false),
         Some(StepState::Done | StepState::Failed) => {
             let detail = match (result["answer"].as_str(), result["by"].as_str()) {
                 (Some(given), Some(by)) => format!("{by} has answered `{given}`"),
@@ -74,11 +74,12 @@ pub fn answer(tx: &Tx, answer: &Answer) -> Result<(), Error> {
     let result = json!({"answer": answer.answer, "by": answer.by});
     let mut live = Live::load(tx, row)?;
     if accepted {
-        progress::finish(tx, &mut live, at, &result)
+        progress::finish(tx, &mut live, at, &result)?;
     } else {
         let why = format!("was answered `{}` by {}", answer.answer, answer.by);
-        progress::fail(tx, &mut live, at, &result, &why)
+        progress::fail(tx, &mut live, at, &result, &why)?;
     }
+    Ok(true)
 }
 
 fn find(tx: &Tx, answer: &Answer) -> Result<(String, String, i64, Value), Error> {

@@ -6,16 +6,16 @@ use super::tx::Tx;
 use crate::domain::ids::RunId;
 use crate::domain::run::VerdictKind;
 
-/// Cancels a run; a run that has ended stays as it is.
+/// Cancels a run; a run that has ended stays as it is. Returns whether anything changed.
 ///
 /// The queue is woken even if the run held nothing: a cancel is one of the events that wake it.
 ///
 /// # Errors
 /// `not-found`.
-pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<(), Error> {
+pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<bool, Error> {
     let row = runs::get(tx, run)?;
     if row.state.is_terminal() {
-        return Ok(());
+        return Ok(false);
     }
     let detail = match reason {
         Some(reason) => format!("cancelled by {by}: {reason}"),
@@ -23,5 +23,5 @@ pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<()
     };
     runs::end(tx, &row, &runs::verdict(VerdictKind::Cancelled, detail))?;
     tx.owe_wake();
-    Ok(())
+    Ok(true)
 }

@@ -10,30 +10,39 @@ use super::tx::{About, Tx};
 use super::{Error, not_found, progress};
 use crate::domain::ids::NodeId;
 
-/// Lets no new lease onto a node, on an operator's behalf. Kept over restarts of the daemon and the agent.
+/// Lets no new lease onto a node, on an operator's behalf. Kept over restarts of the daemon and the agent. Returns
+/// whether anything changed.
 ///
 /// # Errors
 /// `not-found`.
-pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: &str) -> Result<(), Error> {
+pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: &str) -> Result<bool, Error> {
     must_exist(tx, node)?;
-    // Saying the same again keeps since when it drains.
-    tx.conn
+    // Saying the same again changes nothing; with another reason it keeps since when it drains.
+    let changed = tx
+        .conn
         .prepare_cached(
             "UPDATE nodes SET operator_since = CASE WHEN operator_mode IS ?2 THEN operator_since ELSE ?5 END,
-                 operator_mode = ?2, operator_reason = ?3, operator_by = ?4 WHERE node_id = ?1",
+                 operator_mode = ?2, operator_reason = ?3, operator_by = ?4
+             WHERE node_id = ?1
+               AND (operator_mode IS NOT ?2 OR operator_reason IS NOT ?3 OR operator_by IS NOT ?4)",
         )?
         .execute((node.as_str(), mode.as_str(), reason, by, tx.now))?;
+    if changed == 0 {
+        return Ok(false);
+    }
     tx.touch(node);
     tx.event("node.drained", About::node(node), json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
     log::info!("node drained node={node} mode={} by={by:?}", mode.as_str());
-    progress::resume(tx, node)
+    progress::resume(tx, node)?;
+    Ok(true)
 }
 
 /// Lifts the operator's drain; the owner's remains. Wakes the queue, and lets begin what the drain kept from it.
+/// Returns whether anything changed.
 ///
 /// # Errors
 /// `not-found`.
-pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
+pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<bool, Error> {
     must_exist(tx, node)?;
     let lifted = tx
         .conn
@@ -43,13 +52,14 @@ pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
         )?
         .execute([node.as_str()])?;
     if lifted == 0 {
-        return Ok(());
+        return Ok(false);
     }
     tx.touch(node);
     tx.event("node.undrained", About::node(node), json!({"by": by}))?;
     log::info!("node undrained node={node} by={by:?}");
     tx.owe_wake();
-    progress::resume(tx, node)
+    progress::resume(tx, node)?;
+    Ok(true)
 }
 
 /// Forgets a node: it is no candidate any more. An agent that still speaks for it makes it anew.

@@ -27,6 +27,7 @@ mod progress;
 mod reaper;
 pub mod record;
 pub mod renew;
+pub mod request;
 pub mod result;
 mod runs;
 pub mod submit;

@@ -81,6 +81,7 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
             })?;
         }
     }
+    each("keys", "due", &|| super::request::prune(tx))?;
     Ok(failed)
 }
 
@@ -180,6 +181,7 @@ pub(super) fn next_deadline(conn: &Connection, started: Ms) -> Result<Ms, Error>
         min("SELECT min(ends_by) FROM runs WHERE state = 'RUNNING'")?.max(strict),
         min("SELECT min(holder_until) FROM runs WHERE state IN ('QUEUED', 'RUNNING')")?,
         min("SELECT min(not_after) FROM leases WHERE reapable = 1")?,
+        min("SELECT min(due_at) FROM requests")?,
     ];
     Ok(next.into_iter().min().unwrap_or(NEVER))
 }

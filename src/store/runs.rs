@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::hub::Topic;
 use super::tx::{About, Tx};
-use super::{Error, lease, not_found};
+use super::{Error, lease, not_found, request};
 use crate::clock::Ms;
 use crate::domain::contract::Contract;
 use crate::domain::ids::{NodeId, RunId};
@@ -170,6 +170,7 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
              WHERE {unfinished}"
         ))?
         .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    request::release(tx, id)?;
     let to = run.state.next(event)?;
     tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
     tx.tell(Topic::Log(id.clone()));

@@ -236,3 +236,25 @@ CREATE TABLE requests (
 CREATE INDEX requests_due ON requests (due_at);
 -- The end of a run lets go of the keys that waited for it.
 CREATE INDEX requests_run ON requests (run_id) WHERE run_id IS NOT NULL;
+
+-- What is to be sent to receivers outside, written in the transaction of its event and sent after the commit. One row
+-- an event and receiver; the id is the same however often it is sent, so that the receiver can drop repeats.
+CREATE TABLE outbox (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    message_id   TEXT NOT NULL UNIQUE,      -- the header webhook-id
+    webhook      TEXT NOT NULL,             -- the name of the receiver in the configuration
+    event        TEXT NOT NULL,
+    run_id       TEXT,
+    payload      TEXT NOT NULL,             -- the body, as it is sent every time
+    state        TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'delivered', 'failed')),
+    attempts     INTEGER NOT NULL DEFAULT 0,
+    created_at   INTEGER NOT NULL,
+    next_at      INTEGER NOT NULL,          -- when to send it (again)
+    ended_at     INTEGER,                   -- when it was delivered, or given up
+    last_error   TEXT,                      -- why the last attempt failed
+    CONSTRAINT ended_iff_not_pending CHECK ((ended_at IS NULL) = (state = 'pending'))
+) STRICT;
+-- The sender: what is due next for each receiver.
+CREATE INDEX outbox_pending ON outbox (webhook, next_at) WHERE state = 'pending';
+-- Lists by state.
+CREATE INDEX outbox_state ON outbox (state, id);

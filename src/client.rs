@@ -355,7 +355,7 @@ impl Problem {
 }
 
 /// Returns an error with all its causes, as one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod config;
+pub mod delivery;
 pub mod domain;
 pub mod http;
 pub mod store;

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::{Exit, out};
 use crate::clock::Clock;
 use crate::config::{Config, Flags};
+use crate::delivery;
 use crate::http;
 use crate::store::Store;
 use crate::store::hub::Topic;
@@ -86,6 +87,7 @@ async fn serve(config: Config) -> Result<(), String> {
         let _ = writeln!(stdout, "listening on {url}").and_then(|()| stdout.flush());
     }
     let sealer = tokio::spawn(seal(store.clone()));
+    let delivery = tokio::spawn(delivery::run(store.clone()));
     log::info!("serving url={url} data={:?}", config.data);
     let serving = http::serve(listener, store.clone(), stopping);
     tokio::pin!(serving);
@@ -96,6 +98,10 @@ async fn serve(config: Config) -> Result<(), String> {
         ended = sealer => {
             // Being killed is safe, being deaf is not.
             log::error!("the sealer ended: ending cause={ended:?}");
+            std::process::abort();
+        }
+        ended = delivery => {
+            log::error!("the sender of notifications ended: ending cause={ended:?}");
             std::process::abort();
         }
     };

@@ -9,6 +9,7 @@ mod call;
 mod connection;
 mod kept;
 mod nodes;
+mod outbox;
 mod problem;
 mod reply;
 mod requests;

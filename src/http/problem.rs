@@ -1,6 +1,5 @@
 //! Problems (RFC 9457): the one shape of an error, and the one place that knows the status of each code.
 
-use hyper::StatusCode;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
 use serde_json::{Map, Value, json};
 
@@ -113,11 +112,6 @@ impl Problem {
     /// Makes the problem of a body that breaks the grammar; `code` tells whose grammar.
     pub fn invalid(code: &'static str, invalid: Invalid) -> Self {
         Self::new(code, invalid.what).at(invalid.path)
-    }
-
-    /// Returns the status.
-    pub fn status(&self) -> StatusCode {
-        StatusCode::from_u16(self.entry().1).expect("the table has only statuses")
     }
 
     fn entry(&self) -> (&'static str, u16, &'static str, Retry) {

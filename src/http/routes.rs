@@ -7,7 +7,7 @@ use hyper::Method;
 use super::call::{Call, decode};
 use super::problem::Problem;
 use super::reply::{self, Reply};
-use super::{asks, kept, nodes, requests, runs, steps};
+use super::{asks, kept, nodes, outbox, requests, runs, steps};
 use crate::store::token::Principal;
 
 type Answer = Pin<Box<dyn Future<Output = Result<Reply, Problem>> + Send>>;
@@ -82,6 +82,8 @@ routes! {
     DELETE "v1/nodes/*/drain"                     None operators once  nodes::undrain;
     GET    "v1/capabilities"                      None anyone    often nodes::capabilities;
     GET    "v1/asks"                              None anyone    often asks::list;
+    GET    "v1/outbox"                            None operators often outbox::list;
+    POST   "v1/outbox/*/resend"                   Json operators once  outbox::resend;
     GET    "v1/idempotency/*"                     None anyone    often requests::show;
     GET    "v1/events"                            None anyone    often kept::events;
 }

@@ -21,6 +21,8 @@ pub enum Topic {
     Log(RunId),
     /// An event was written.
     Events,
+    /// A notification is to be sent.
+    Outbox,
     /// A run ended: its record is to be sealed.
     Ended,
 }

@@ -23,6 +23,7 @@ pub mod invariants;
 mod lease;
 pub mod logs;
 mod migrate;
+pub mod outbox;
 mod progress;
 mod reaper;
 pub mod record;

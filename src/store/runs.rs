@@ -172,6 +172,11 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
         .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
     request::release(tx, id)?;
     let to = run.state.next(event)?;
+    if verdict.kind == VerdictKind::NodeLost {
+        let node = verdict.node.as_deref().map(NodeId::from_stored);
+        let about = node.as_ref().map_or(About::run(id), |node| About::run(id).on(node));
+        tx.event("node.lost", about, json!({"detail": verdict.detail}))?;
+    }
     tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
     tx.tell(Topic::Log(id.clone()));
     tx.tell(Topic::Ended);

@@ -158,7 +158,7 @@ impl<'a> Tx<'a> {
             self.tell(Topic::Run(run.clone()));
         }
         self.tell(Topic::Events);
-        Ok(())
+        super::outbox::enqueue(self, event, about, &data)
     }
 
     /// Returns `now + ms`, at most [`NEVER`].

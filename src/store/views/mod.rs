@@ -67,7 +67,7 @@ pub struct Page {
 }
 
 /// Cuts a list that was read one longer than the page; returns the cursor of the next page, if there is one.
-fn cut<T>(list: &mut Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Option<String> {
+pub(super) fn cut<T>(list: &mut Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Option<String> {
     if list.len() <= limit {
         return None;
     }

@@ -1,10 +1,14 @@
 //! Settings: defaults, then a TOML file, then `MEDIATOR_*` variables, then flags; the later beats the earlier.
 //! Everything is checked once, before anything starts.
 
+mod webhook;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+
+pub use webhook::{EVENTS, Secret, Webhook};
 
 /// How much a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -55,6 +59,8 @@ pub struct Settings {
     pub log_max_bytes: u64,
     /// `artifact.max_bytes` (268435456): the most one artifact may have.
     pub artifact_max_bytes: u64,
+    /// `[[webhook]]` (none): who is told of events.
+    pub webhooks: Vec<Webhook>,
 }
 
 impl Default for Settings {
@@ -78,6 +84,7 @@ impl Default for Settings {
             hosts: Vec::new(),
             log_max_bytes: 64 << 20,
             artifact_max_bytes: 256 << 20,
+            webhooks: Vec::new(),
         }
     }
 }
@@ -174,6 +181,7 @@ impl Config {
                 let taken = match name.as_str() {
                     "data" => text_of(&value).map(|text| data = Some(PathBuf::from(text))),
                     "listen" => text_of(&value).map(|text| listen = Some(text)),
+                    "webhook" => webhook::read(&value).map(|webhooks| settings.webhooks = webhooks),
                     name => take(&mut settings, name, &value),
                 };
                 taken.map_err(|what| ConfigError(format!("{}: {name}: {what}", file.display())))?;

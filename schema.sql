@@ -89,7 +89,7 @@ CREATE TABLE runs (
 ) STRICT;
 -- The sweep: the first waiting run of each shape.
 CREATE INDEX runs_waiting_shape ON runs (shape, priority DESC, arrival) WHERE state = 'QUEUED';
--- The position of a waiting run.
+-- The position of a waiting run among those of its priority.
 CREATE INDEX runs_waiting ON runs (priority DESC, arrival) WHERE state = 'QUEUED';
 -- The reaper: the next of each deadline.
 CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED';
@@ -98,7 +98,19 @@ CREATE INDEX runs_holder_until ON runs (holder_until) WHERE state IN ('QUEUED', 
 -- Lists, newest first.
 CREATE INDEX runs_state ON runs (state, arrival);
 CREATE INDEX runs_principal ON runs (principal, arrival);
+CREATE INDEX runs_principal_state ON runs (principal, state, arrival);
 CREATE INDEX runs_work ON runs (work, arrival) WHERE work IS NOT NULL;
+-- Lists since a time: where in the order of arrival it lies.
+CREATE INDEX runs_created ON runs (created_at);
+
+-- How many runs wait, by principal and priority: kept with every move into and out of the queue, so that neither the
+-- position of a new run nor its principal's limit needs a walk through the queue.
+CREATE TABLE waiting (
+    principal TEXT NOT NULL,
+    priority  INTEGER NOT NULL,
+    runs      INTEGER NOT NULL CHECK (runs >= 0),
+    PRIMARY KEY (principal, priority)
+) STRICT, WITHOUT ROWID;
 
 -- The steps of every run, inserted by one routine at submission.
 CREATE TABLE steps (
@@ -166,16 +178,19 @@ CREATE TABLE lease_history (
     id        INTEGER PRIMARY KEY,
     node_id   TEXT NOT NULL,
     run_id    TEXT NOT NULL,
+    arrival   INTEGER NOT NULL,             -- of the run, for lists
     principal TEXT NOT NULL,
     work      TEXT,
     "from"    INTEGER NOT NULL,
     "to"      INTEGER,
     why       TEXT                          -- why it ended
 ) STRICT;
--- The last holders of a node; the runs that held it.
+-- The last holders of a node.
 CREATE INDEX lease_history_node ON lease_history (node_id, id);
--- Closing the row when the lease ends; does this run belong in the list of that node?
+-- Closing the row when the lease ends.
 CREATE INDEX lease_history_run ON lease_history (run_id, node_id);
+-- The runs that held a node, in the order of lists.
+CREATE INDEX lease_history_arrival ON lease_history (node_id, arrival);
 
 -- What happened, in the transaction in which it happened. AUTOINCREMENT: an id is never used twice.
 CREATE TABLE events (

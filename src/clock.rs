@@ -61,6 +61,14 @@ impl Clock {
         }
     }
 
+    /// Returns the CLOCK_BOOTTIME at which the scale will show `at`; a manual clock has none.
+    pub fn boottime_at(&self, at: Ms) -> Option<i64> {
+        match &self.0.source {
+            Source::System { base } => Some(at - base.load(Ordering::Relaxed)),
+            Source::Manual { .. } => None,
+        }
+    }
+
     /// Says whether time stands still unless a test moves it: then nobody must wait by the machine's clock.
     pub fn is_manual(&self) -> bool {
         matches!(self.0.source, Source::Manual { .. })

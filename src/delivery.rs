@@ -40,7 +40,9 @@ pub async fn run(store: Store) -> std::convert::Infallible {
     }
     loop {
         match receivers.join_next().await {
-            Some(ended) => log::error!("sending to a receiver ended cause={ended:?}"),
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The store is closed.
+            Some(_) => {}
             None => std::future::pending().await,
         }
     }

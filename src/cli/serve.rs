@@ -74,12 +74,18 @@ async fn serve(config: Config) -> Result<(), String> {
         http::bind(&config.listen).await.map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let address = listener.local_addr().map_err(|error| format!("cannot tell the address: {error}"))?;
     let url = format!("http://{address}");
+    // Who listens on all addresses is found by the commands on this machine on its own.
+    let local = match address.ip() {
+        ip if !ip.is_unspecified() => url.clone(),
+        std::net::IpAddr::V4(_) => format!("http://127.0.0.1:{}", address.port()),
+        std::net::IpAddr::V6(_) => format!("http://[::1]:{}", address.port()),
+    };
     if !address.ip().is_loopback() {
         log::warn!("listening beyond this machine without encryption address={address}");
     }
     store
         .folder()
-        .write_private("url", &format!("{url}\n"))
+        .write_private("url", &format!("{local}\n"))
         .map_err(|error| format!("cannot write the daemon's address to {}: {error}", config.data.display()))?;
     {
         let mut stdout = std::io::stdout().lock();

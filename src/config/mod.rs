@@ -196,8 +196,9 @@ impl Config {
                 (setting.take)(&mut settings, &value).map_err(|what| ConfigError(format!("{name}: {what}")))?;
             }
         }
-        let data = flags.data.or_else(|| variable("MEDIATOR_DATA").map(PathBuf::from)).or(data);
-        let listen = flags.listen.or_else(|| variable("MEDIATOR_LISTEN")).or(listen);
+        let set = |name| variable(name).filter(|text| !text.is_empty());
+        let data = flags.data.or_else(|| set("MEDIATOR_DATA").map(PathBuf::from)).or(data);
+        let listen = flags.listen.or_else(|| set("MEDIATOR_LISTEN")).or(listen);
         Ok(Self {
             data: data.unwrap_or_else(default_data_dir),
             listen: listen.unwrap_or_else(|| "127.0.0.1:7340".to_owned()),

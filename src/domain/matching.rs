@@ -140,7 +140,7 @@ pub fn too_wide(width: usize, most: usize) -> Reject {
         code: "too-wide",
         role: None,
         wanted: width,
-        known: most,
+        known: width,
         detail: format!("it needs {width} different nodes, and one run may hold at most {most} (lease.max_per_run)"),
     }
 }

@@ -131,6 +131,7 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
         return Err(early(Problem::new("forbidden", "only an operator may do this")));
     }
     match route.body {
+        routes::BodyKind::None if !has_body => {}
         routes::BodyKind::None | routes::BodyKind::Json => {
             call::check_json(&head.headers, &body, app.store.settings().max_body_bytes).map_err(early)?;
         }

@@ -183,6 +183,9 @@ impl From<Error> for Problem {
                 let detail = "the daemon's disk failed: whether this had an effect is not known until it is back";
                 Self { inside, ..Self::new("unavailable", detail) }
             }
+            Error::Unusable(_) => {
+                Self { inside, ..Self::new("unavailable", "the daemon's database cannot be used: nothing was changed") }
+            }
             Error::Stopping => Self::new("unavailable", "the daemon is stopping"),
             Error::Broken(_) | Error::WakeFirst => {
                 Self { inside, ..Self::new("internal", "a mistake of ours: the daemon's log tells more") }

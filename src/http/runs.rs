@@ -104,19 +104,16 @@ pub async fn show(call: Call) -> Result<Reply, Problem> {
     };
     let store = &call.app.store;
     let until = tokio::time::Instant::now() + wait;
-    loop {
+    while let Some(state) = state.filter(|_| !wait.is_zero()) {
         let waiter = store.hub().wait_for(Topic::Run(id.clone()));
         let own = id.clone();
-        if let Some(state) = state
-            && store.read(move |conn| views::state(conn, &own)).await? == state
-            && call.app.parked(waiter, until).await
-        {
-            continue;
+        if store.read(move |conn| views::state(conn, &own)).await? != state || !call.app.parked(waiter, until).await {
+            break;
         }
-        let at = At::of(store.clock());
-        let view = store.read(move |conn| views::run(conn, &id, at)).await?;
-        return Ok(reply::json(StatusCode::OK, &view));
     }
+    let at = At::of(store.clock());
+    let view = store.read(move |conn| views::run(conn, &id, at)).await?;
+    Ok(reply::json(StatusCode::OK, &view))
 }
 
 /// `GET /v1/runs/{id}/why`.

@@ -16,7 +16,7 @@ use super::reply::{self, Reply};
 use super::runs::{MAX_WAIT, invalid};
 use crate::domain::field::Field;
 use crate::domain::json::Json;
-use crate::store::claim::{Claim, claim as store_claim};
+use crate::store::claim::{Claim, claim_if_allowed};
 use crate::store::hub::Topic;
 use crate::store::logs::{Appended, LogKey, file_error};
 use crate::store::result::{Outcome, Report, Reported, Reporter, report as store_report};
@@ -39,9 +39,13 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
     let key = LogKey { run: report.run.clone(), seq, attempt: report.attempt };
     let logs = store.clone();
     let synced = tokio::task::spawn_blocking(move || logs.logs().sync(&key)).await;
-    synced
-        .map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?
-        .map_err(|error| file_error(&error))?;
+    let synced = synced.map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?;
+    if let Err(error) = synced {
+        // Synced again, it would "succeed" without what was lost. The agent still has all of it: it sends it to the
+        // next life of the daemon.
+        let error = file_error(&error);
+        return Err(store.fail(error).await.into());
+    }
     let claim = match (&report.reporter, wants_claim, parsed.instance) {
         (_, false, _) => None,
         (Reporter::Node { node, .. }, true, Some(instance)) => {
@@ -60,7 +64,7 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
             let reported = store_report(tx, &report)?;
             // In the result's own commit if the run goes on here; a claim that is refused is no error of the result.
             let claimed = match (&reported, &next) {
-                (Reported::Taken(_), Some(next)) => store_claim(tx, next).ok().flatten(),
+                (Reported::Taken(_), Some(next)) => claim_if_allowed(tx, next)?,
                 _ => None,
             };
             Ok((reported, claimed))
@@ -74,7 +78,7 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
         && let Some(next) = claim
     {
         // The wake that followed may have given the node to another run.
-        claimed = store.write(move |tx| Ok(store_claim(tx, &next).ok().flatten())).await?;
+        claimed = store.write(move |tx| claim_if_allowed(tx, &next)).await?;
     }
     answer["claim"] = serde_json::to_value(&claimed).unwrap_or(Value::Null);
     Ok(reply::json(StatusCode::OK, &answer))
@@ -121,9 +125,14 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
     let mut offset = call.query.number("offset", 0..=u64::MAX)?.ok_or_else(|| needed("offset"))?;
     let nonce = call.query.get("nonce").ok_or_else(|| needed("nonce"))?.to_owned();
     let key = LogKey { run: run.clone(), seq, attempt };
-    let (store, own) = (call.app.store.clone(), key.clone());
-    store.read(move |conn| views::check_holder(conn, &own, &nonce)).await?;
+    let store = call.app.store.clone();
+    let check = async || {
+        let (own, nonce) = (key.clone(), nonce.clone());
+        store.read(move |conn| views::check_holder(conn, &own, &nonce)).await
+    };
+    check().await?;
     let mut piece = Vec::new();
+    let mut is_first = true;
     loop {
         let chunk = call.body.next().await?;
         let is_last = chunk.is_none();
@@ -131,12 +140,16 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
         if piece.len() < PIECE && !is_last {
             continue;
         }
+        // A body may trickle in for long: by now the step can be somebody else's, or its log synced with its result.
+        if !std::mem::take(&mut is_first) {
+            check().await?;
+        }
         let (logs, own, bytes) = (store.clone(), key.clone(), std::mem::take(&mut piece));
         let length = bytes.len() as u64;
         let appended = tokio::task::spawn_blocking(move || logs.logs().append(&own, offset, &bytes)).await;
         let appended = appended.map_err(|error| Error::Broken(format!("writing a log ended early: {error}")))?;
         match appended.map_err(|error| file_error(&error))? {
-            Appended::Taken => offset += length,
+            Appended::Taken => offset = offset.saturating_add(length),
             Appended::Gap(size) => {
                 let detail = format!("the log has {size} bytes: send again from there");
                 return Err(Problem::new("log-gap", detail).with("size", size));

@@ -95,6 +95,8 @@ struct Known {
     instance: Option<String>,
     capabilities: String,
     label: Option<String>,
+    agent_version: Option<String>,
+    host: Option<String>,
     drain: Option<String>,
     reason: Option<String>,
     is_silent: bool,
@@ -148,8 +150,8 @@ pub fn advertise(tx: &Tx, advert: &Advert) -> Result<Advertised, Error> {
 
 fn find(tx: &Tx, node: &NodeId) -> Result<Option<Known>, Error> {
     let mut statement = tx.conn.prepare_cached(
-        "SELECT instance, capabilities, label, owner_mode, owner_reason, silent, live_until, last_seen
-         FROM nodes WHERE node_id = ?1",
+        "SELECT instance, capabilities, label, owner_mode, owner_reason, silent, live_until, last_seen,
+                agent_version, host FROM nodes WHERE node_id = ?1",
     )?;
     let known = statement.query_row([node.as_str()], |row| {
         Ok(Known {
@@ -161,6 +163,8 @@ fn find(tx: &Tx, node: &NodeId) -> Result<Option<Known>, Error> {
             is_silent: row.get(5)?,
             live_until: row.get(6)?,
             last_seen: row.get(7)?,
+            agent_version: row.get(8)?,
+            host: row.get(9)?,
         })
     });
     Ok(known.optional()?)
@@ -177,8 +181,10 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
     let same_ability = known.is_some_and(|known| known.capabilities == capabilities);
     let same_drain = known.is_some_and(|known| known.drain.as_deref() == drain && known.reason.as_deref() == reason);
     let same_life = known.is_some_and(|known| known.instance == advert.instance);
-    let same_label = known.is_some_and(|known| known.label == advert.label);
-    if same_ability && same_drain && same_life && same_label && !is_back {
+    let same_words = known.is_some_and(|known| {
+        known.label == advert.label && known.agent_version == advert.agent_version && known.host == advert.host
+    });
+    if same_ability && same_drain && same_life && same_words && !is_back {
         // The everyday heartbeat: two columns, no event, no wake.
         tx.conn.prepare_cached("UPDATE nodes SET last_seen = ?2, live_until = ?3 WHERE node_id = ?1")?.execute((
             node.as_str(),
@@ -225,7 +231,9 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
     if !same_drain {
         let data = json!({"by": "node", "mode": drain, "reason": reason});
         tx.event(if drain.is_some() { "node.drained" } else { "node.undrained" }, about, data)?;
-        tx.owe_wake();
+        if drain.is_none() {
+            tx.owe_wake();
+        }
     }
     Ok(true)
 }

@@ -121,6 +121,17 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Claimed>, Error> {
     told(tx, &live, index(next), node).map(Some)
 }
 
+/// Claims for a node that has just reported: a claim that is refused is no error of the report.
+///
+/// # Errors
+/// Everything but a refusal.
+pub fn claim_if_allowed(tx: &Tx, next: &Claim) -> Result<Option<Claimed>, Error> {
+    match tx.attempt(|| claim(tx, next)) {
+        Err(Error::Refused(_)) => Ok(None),
+        other => other,
+    }
+}
+
 fn index(seq: i64) -> usize {
     usize::try_from(seq - 1).expect("stored numbers count from 1")
 }

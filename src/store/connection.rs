@@ -47,12 +47,22 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
         // Well below the size at which the writer checkpoints: a file that was started over is small again.
         conn.pragma_update(None, "journal_size_limit", 1 << 20)?;
+        // Statement journals in memory: a full or missing temporary folder, or no free descriptor, must not look like a
+        // failure of the data disk.
+        conn.pragma_update(None, "temp_store", 2)?;
         common(&conn)?;
         Ok(conn)
     };
     let conn = open().map_err(|error| format!("cannot open {}: {error}", path.display()))?;
     let synchronous = if synchronous == Synchronous::Full { "2" } else { "1" };
-    expect(&conn, &[("journal_mode", "wal"), ("synchronous", synchronous), ("wal_autocheckpoint", "0")])?;
+    let own = [
+        ("journal_mode", "wal"),
+        ("synchronous", synchronous),
+        ("wal_autocheckpoint", "0"),
+        ("journal_size_limit", "1048576"),
+        ("temp_store", "2"),
+    ];
+    expect(&conn, &own)?;
     Ok(conn)
 }
 

@@ -72,6 +72,15 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
         let detail = format!("run {run} holds node {node}: drain it and wait, or cancel the run");
         return Err(Error::Refused(Refusal::new("node-leased", detail).with("run_id", run.as_str())));
     }
+    let settling: bool = tx
+        .conn
+        .prepare_cached("SELECT settling_until > ?2 FROM nodes WHERE node_id = ?1")?
+        .query_row((node.as_str(), tx.now), |row| row.get(0))?;
+    if settling {
+        let detail =
+            format!("the agent of node {node} may still be at work for a run that ended: wait, or stop the agent");
+        return Err(Error::Refused(Refusal::new("node-leased", detail)));
+    }
     tx.conn.prepare_cached("DELETE FROM nodes WHERE node_id = ?1")?.execute([node.as_str()])?;
     tx.touch(node);
     tx.tell(Topic::Node(node.clone()));

@@ -16,6 +16,8 @@ pub enum Error {
     /// A sync or another call of the disk failed. Whether the change survives is unknown until the daemon is
     /// started again, which it does by itself.
     Disk(String),
+    /// The database cannot be used as it is: read-only, not a database, damaged.
+    Unusable(String),
     /// The daemon is stopping, or another has taken the folder over.
     Stopping,
     /// A stored row breaks an invariant, or SQLite refuses a statement of ours.
@@ -59,6 +61,13 @@ impl Refusal {
     }
 }
 
+impl Error {
+    /// Says whether the error concerns all writes of a transaction, not the one that met it.
+    pub(super) fn is_of_the_group(&self) -> bool {
+        matches!(self, Self::Full | Self::Busy | Self::Disk(_) | Self::Unusable(_))
+    }
+}
+
 /// Makes the refusal for something that does not exist.
 pub fn not_found(what: impl fmt::Display) -> Error {
     Error::Refused(Refusal::new("not-found", format!("there is no {what}")))
@@ -71,6 +80,7 @@ impl fmt::Display for Error {
             Self::Full => f.write_str("the disk is full"),
             Self::Busy => f.write_str("the database is locked by another program"),
             Self::Disk(what) => write!(f, "the disk failed: {what}"),
+            Self::Unusable(what) => write!(f, "the database cannot be used: {what}"),
             Self::Stopping => f.write_str("the daemon is stopping"),
             Self::Broken(what) => write!(f, "the database is not as it should be: {what}"),
             Self::WakeFirst => f.write_str("the queue comes first"),
@@ -85,15 +95,16 @@ impl From<rusqlite::Error> for Error {
         use rusqlite::ErrorCode;
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Self::Full,
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
+            // A read that is interrupted has taken too long: another time may be better.
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::OperationInterrupted) => Self::Busy,
+            Some(ErrorCode::SystemIoFailure) => Self::Disk(error.to_string()),
             Some(
-                ErrorCode::SystemIoFailure
-                | ErrorCode::CannotOpen
+                ErrorCode::CannotOpen
                 | ErrorCode::ReadOnly
                 | ErrorCode::NotADatabase
                 | ErrorCode::DatabaseCorrupt
                 | ErrorCode::PermissionDenied,
-            ) => Self::Disk(error.to_string()),
+            ) => Self::Unusable(error.to_string()),
             _ => Self::Broken(error.to_string()),
         }
     }

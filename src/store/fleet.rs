@@ -74,6 +74,15 @@ impl Fleet {
 
     /// Reads again what was touched.
     pub(super) fn refresh(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
+        let outcome = self.read_stale(conn, settings);
+        if outcome.is_err() {
+            // Half of it was read: none of it is known.
+            self.stale = Stale::All;
+        }
+        outcome
+    }
+
+    fn read_stale(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
         match &mut self.stale {
             Stale::All => {
                 self.entries.clear();
@@ -145,11 +154,13 @@ fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
     let capabilities = serde_json::from_str(&capabilities)
         .map_err(|error| Error::Broken(format!("the capabilities of node {id}: {error}")))?;
     let last_seen: Ms = row.get(4)?;
+    let live_until: Ms = row.get(5)?;
     Ok(Entry {
         node: Node { id, agent: !is_static, capabilities },
         label: row.get(1)?,
-        known_until: if is_static { NEVER } else { last_seen.saturating_add(settings.node_forget_ms) },
-        live_until: if is_static { NEVER } else { row.get(5)? },
+        // What is live is known, also when the daemon was down for longer than nodes are remembered.
+        known_until: if is_static { NEVER } else { last_seen.saturating_add(settings.node_forget_ms).max(live_until) },
+        live_until: if is_static { NEVER } else { live_until },
         is_silent: row.get(6)?,
         is_draining: row.get(7)?,
         is_leased: row.get(8)?,

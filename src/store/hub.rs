@@ -4,6 +4,7 @@
 //! changes between its look and its wait still wakes it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
@@ -27,52 +28,66 @@ pub enum Topic {
     Ended,
 }
 
-/// The waiters, by topic.
+/// The waiters, by topic. A topic is there only while somebody waits for it.
 #[derive(Clone, Debug, Default)]
-pub struct Hub(Arc<Mutex<HashMap<Topic, Vec<oneshot::Sender<()>>>>>);
+pub struct Hub(Arc<Mutex<HashMap<Topic, Vec<(u64, oneshot::Sender<()>)>>>>);
 
 /// Resolves at the first [`Hub::tell`] of its topic since it was made.
 #[derive(Debug)]
-pub struct Waiter(oneshot::Receiver<()>);
+pub struct Waiter {
+    receiver: oneshot::Receiver<()>,
+    hub: Hub,
+    topic: Topic,
+    id: u64,
+}
 
 impl Hub {
     /// Registers a waiter: from now on nothing told of `topic` is missed.
     pub fn wait_for(&self, topic: Topic) -> Waiter {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
-        let mut waiters = self.0.lock().expect("no holder panics");
-        // Nobody may ever tell of a topic whose waiters have all given up: cleared whenever the map would grow.
-        if waiters.len() == waiters.capacity() {
-            waiters.retain(|_, list| list.iter().any(|sender| !sender.is_closed()));
-        }
-        let list = waiters.entry(topic).or_default();
-        // Waiters that gave up leave their sender behind; clear them whenever the list would grow.
-        if list.len() == list.capacity() {
-            list.retain(|sender| !sender.is_closed());
-        }
-        list.push(sender);
-        Waiter(receiver)
+        self.0.lock().expect("no holder panics").entry(topic.clone()).or_default().push((id, sender));
+        Waiter { receiver, hub: self.clone(), topic, id }
     }
 
     /// Wakes everybody who waits for one of `topics`.
     pub fn tell(&self, topics: impl IntoIterator<Item = Topic>) {
-        let mut waiters = self.0.lock().expect("no holder panics");
-        for topic in topics {
-            for sender in waiters.remove(&topic).unwrap_or_default() {
-                // Nobody listens any more: fine.
-                let _ = sender.send(());
+        let mut woken = Vec::new();
+        {
+            let mut waiters = self.0.lock().expect("no holder panics");
+            for topic in topics {
+                woken.extend(waiters.remove(&topic).unwrap_or_default());
             }
+        }
+        for (_, sender) in woken {
+            // Nobody listens any more: fine.
+            let _ = sender.send(());
         }
     }
 
     /// Wakes everybody: the daemon stops.
     pub fn tell_all(&self) {
-        self.0.lock().expect("no holder panics").clear();
+        let all = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
+        drop(all);
     }
 }
 
 impl Waiter {
     /// Waits until the topic is told of, or the daemon stops.
-    pub async fn told(self) {
-        let _ = self.0.await;
+    pub async fn told(mut self) {
+        let _ = (&mut self.receiver).await;
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut waiters = self.hub.0.lock().expect("no holder panics");
+        if let Some(list) = waiters.get_mut(&self.topic) {
+            list.retain(|(id, _)| *id != self.id);
+            if list.is_empty() {
+                waiters.remove(&self.topic);
+            }
+        }
     }
 }

@@ -85,6 +85,15 @@ const CHECKS: &[Check] = &[
                 WHERE runs.ended_at IS NOT NULL AND steps.state IN ('PENDING', 'CLAIMED', 'ASKED')",
     },
     Check {
+        invariant: "waiting",
+        is_cheap: false,
+        query: "SELECT principal || ' has ' || runs || ' waiting runs of priority ' || priority || ' by count, and '
+                    || (SELECT count(*) FROM runs AS r WHERE r.state = 'QUEUED' AND r.principal = waiting.principal
+                        AND r.priority = waiting.priority) || ' by rows'
+                FROM waiting WHERE runs <> (SELECT count(*) FROM runs AS r WHERE r.state = 'QUEUED'
+                    AND r.principal = waiting.principal AND r.priority = waiting.priority)",
+    },
+    Check {
         invariant: "history",
         is_cheap: true,
         query: "SELECT 'the lease of run ' || run_id || ' on node ' || node_id || ' has no open history row' FROM leases

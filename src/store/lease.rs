@@ -43,13 +43,10 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
     };
     tx.conn
         .prepare_cached(
-            r#"INSERT INTO lease_history (node_id, run_id, principal, work, "from")
-               VALUES (:node, :run, :principal, :work, :now)"#,
+            r#"INSERT INTO lease_history (node_id, run_id, arrival, principal, work, "from")
+               SELECT :node, run_id, arrival, principal, work, :now FROM runs WHERE run_id = :run"#,
         )?
-        .execute(named_params! {
-            ":node": node.as_str(), ":run": run.run_id.as_str(), ":principal": run.principal, ":work": run.work,
-            ":now": tx.now,
-        })?;
+        .execute(named_params! { ":node": node.as_str(), ":run": run.run_id.as_str(), ":now": tx.now })?;
     tx.touch(node);
     tx.event("node.leased", About::run(&run.run_id).on(node), json!({}))?;
     Ok(Ok(()))
@@ -123,6 +120,14 @@ pub(super) fn renew_node(tx: &Tx, node: &NodeId) -> Result<(), Error> {
             )?
             .execute((run, not_after, node.as_str()))?;
     }
+    Ok(())
+}
+
+/// Gives each lease of a run a full lifetime.
+pub(super) fn renew_run(tx: &Tx, run: &RunId) -> Result<(), Error> {
+    tx.conn
+        .prepare_cached("UPDATE leases SET not_after = max(not_after, ?2) WHERE run_id = ?1")?
+        .execute((run.as_str(), tx.after(tx.settings.lease_ttl_ms)))?;
     Ok(())
 }
 

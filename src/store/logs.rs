@@ -120,7 +120,13 @@ impl Logs {
     pub fn sync(&self, key: &LogKey) -> io::Result<()> {
         let path = self.path(key);
         match File::open(&path) {
-            Ok(file) => file.sync_all()?,
+            Ok(file) => {
+                if let Err(error) = file.sync_all() {
+                    // What the disk has of it is unknown: better nothing, which is noticed.
+                    let _ = fs::remove_file(&path);
+                    return Err(error);
+                }
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         }

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
+use super::Error;
+
 /// The schema of this version, as a new folder gets it.
 const SCHEMA: &str = include_str!("../../schema.sql");
 
@@ -19,32 +21,32 @@ const MIGRATIONS: &[&str] = &[];
 /// Makes or brings up the schema.
 ///
 /// # Errors
-/// A sentence for people: the file is another program's, of a later version, or cannot be changed.
-pub(super) fn migrate(conn: &mut Connection, path: &Path) -> Result<(), String> {
+/// [`Error::Unusable`]: the file is another program's, or of a later version; or the database's.
+pub(super) fn migrate(conn: &Connection, path: &Path) -> Result<(), Error> {
     let shown = path.display();
-    let failed = |error: rusqlite::Error| format!("cannot prepare {shown}: {error}");
     let pragma = |conn: &Connection, name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let version = pragma(conn, "user_version").map_err(failed)?;
-    let application = pragma(conn, "application_id").map_err(failed)?;
-    let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(failed)?;
+    let version = pragma(conn, "user_version")?;
+    let application = pragma(conn, "application_id")?;
+    let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if version == 0 && tables == 0 {
         let script = format!(
             "BEGIN IMMEDIATE; {SCHEMA}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT"
         );
-        return conn.execute_batch(&script).map_err(failed);
+        return Ok(conn.execute_batch(&script)?);
     }
     if application != APPLICATION {
-        return Err(format!("{shown} is not a database of mediator"));
+        return Err(Error::Unusable("it is not a database of mediator".into()));
     }
     if version > VERSION {
-        return Err(format!("{shown} was written by a later mediator (schema {version}, this one knows {VERSION})"));
+        let what = format!("it was written by a later mediator (schema {version}, this one knows {VERSION})");
+        return Err(Error::Unusable(what));
     }
     for from in version..VERSION {
         let script = usize::try_from(from - 1).ok().and_then(|at| MIGRATIONS.get(at));
-        let script = script.ok_or_else(|| format!("{shown} has the unknown schema {from}"))?;
-        log::info!("migrating from={from} to={}", from + 1);
+        let script = script.ok_or_else(|| Error::Unusable(format!("its schema {from} is unknown")))?;
+        log::info!("migrating path={shown} from={from} to={}", from + 1);
         let script = format!("BEGIN IMMEDIATE; {script}; PRAGMA user_version = {}; COMMIT", from + 1);
-        conn.execute_batch(&script).map_err(failed)?;
+        conn.execute_batch(&script)?;
     }
     Ok(())
 }

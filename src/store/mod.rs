@@ -9,6 +9,7 @@
 //! granted for the downtime, the queue woken once.
 
 pub mod advert;
+mod alarm;
 pub mod artifacts;
 pub mod ask;
 pub mod cancel;
@@ -71,6 +72,8 @@ pub struct Store(Arc<Inner>);
 struct Inner {
     waiting: Arc<Waiting>,
     readers: r2d2::Pool<connection::Readers>,
+    /// One permit a reader: a read that waits for its turn must not keep a thread that others need.
+    reading: tokio::sync::Semaphore,
     hub: Hub,
     clock: Clock,
     settings: Arc<Settings>,
@@ -90,17 +93,21 @@ impl Store {
     pub fn open(data: &Path, settings: Settings, clock: Clock) -> Result<Self, String> {
         let folder = Arc::new(Folder::open(data, settings.network_filesystem)?);
         let path = folder.database();
-        let mut conn = connection::open_writer(&path, settings.synchronous)?;
+        let conn = connection::open_writer(&path, settings.synchronous)?;
         let shown = |error: Error| format!("cannot start on {}: {error}", path.display());
-        migrate::migrate(&mut conn, &path)?;
-        let boot = boot(&conn, &clock).map_err(shown)?;
-        let tokens = token::load(&conn, &folder, clock.now()).map_err(shown)?;
-        let readers = r2d2::Pool::builder()
-            .max_size(READERS)
-            .min_idle(Some(1))
-            .build(connection::Readers::new(path.clone()))
-            .map_err(|error| format!("cannot open {} for reading: {error}", path.display()))?;
+        let prepare = || {
+            migrate::migrate(&conn, &path)?;
+            let boot = boot(&conn, &clock)?;
+            Ok((boot, token::load(&conn, &folder, clock.now())?))
+        };
+        let (boot, tokens) = match prepare() {
+            Ok(prepared) => prepared,
+            // Ended at once, the next start could take for durable what this one could not sync.
+            Err(error @ Error::Disk(_)) => writer::empty_wal(&conn, &error, || {}),
+            Err(error) => return Err(shown(error)),
+        };
         let (waiting, hub, settings) = (Arc::new(Waiting::default()), Hub::default(), Arc::new(settings));
+        let alarm = alarm::Alarm::new(Arc::clone(&waiting)).map_err(|error| format!("cannot make a timer: {error}"))?;
         let mut wal = path.clone().into_os_string();
         wal.push("-wal");
         let mut writer = Writer {
@@ -111,15 +118,27 @@ impl Store {
             settings: Arc::clone(&settings),
             boot,
             started: clock.now(),
-            memory: tx::Memory::default(),
+            memory: tx::Memory { stopping: Arc::clone(&waiting.closed), ..tx::Memory::default() },
             wal: wal.into(),
             data_version: -1,
             owes_wake: true,
+            wake_error: Error::Busy,
+            alarm,
             checkpoint_at: NEVER,
             due_at: 0,
             not_before: 0,
         };
-        writer.start().map_err(shown)?;
+        match writer.start() {
+            Ok(()) => {}
+            Err(error @ Error::Disk(_)) => writer::empty_wal(&writer.conn, &error, || {}),
+            Err(error) => return Err(shown(error)),
+        }
+        // Only now: a connection that goes before the writer's must not be the last, whose close checkpoints.
+        let readers = r2d2::Pool::builder()
+            .max_size(READERS)
+            .min_idle(Some(1))
+            .build(connection::Readers::new(path.clone()))
+            .map_err(|error| format!("cannot open {} for reading: {error}", path.display()))?;
         let handle = std::thread::Builder::new()
             .name("writer".into())
             .spawn(move || {
@@ -133,7 +152,8 @@ impl Store {
         let logs = logs::Logs::new(Arc::clone(&folder), settings.log_max_bytes);
         let writer = Mutex::new(Some(handle));
         let sealing = tokio::sync::Mutex::default();
-        let inner = Inner { waiting, readers, hub, clock, settings, folder, tokens, logs, sealing, writer };
+        let reading = tokio::sync::Semaphore::new(READERS as usize);
+        let inner = Inner { waiting, readers, reading, hub, clock, settings, folder, tokens, logs, sealing, writer };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -151,6 +171,13 @@ impl Store {
         outcome.await.unwrap_or(Err(Error::Stopping))
     }
 
+    /// Hands the writer an error of the disk that was met outside of it: it ends the process as if it were its own.
+    pub async fn fail(&self, error: Error) -> Error {
+        let own = error.clone();
+        let outcome = self.write(move |_| Err::<(), Error>(own.clone())).await;
+        outcome.err().unwrap_or(error)
+    }
+
     /// Reads in one snapshot, beside the writer.
     ///
     /// # Errors
@@ -159,6 +186,7 @@ impl Store {
         &self,
         read: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
+        let turn = self.0.reading.acquire().await;
         let readers = self.0.readers.clone();
         let task = tokio::task::spawn_blocking(move || {
             let mut conn = readers.get().map_err(|error| {
@@ -167,7 +195,9 @@ impl Store {
             })?;
             connection::read(&mut conn, read)
         });
-        task.await.unwrap_or_else(|error| Err(Error::Broken(format!("a read ended early: {error}"))))
+        let outcome = task.await.unwrap_or_else(|error| Err(Error::Broken(format!("a read ended early: {error}"))));
+        drop(turn);
+        outcome
     }
 
     /// Returns who waits for what.

@@ -9,6 +9,7 @@
 use rusqlite::named_params;
 use serde_json::{Value, json};
 
+use super::error::Refusal;
 use super::hub::Topic;
 use super::runs::{self, Assigned, AssignedNode, RunRow};
 use super::tx::{About, Tx};
@@ -255,6 +256,10 @@ pub(super) fn advance(tx: &Tx, live: &mut Live) -> Result<(), Error> {
 fn offer(tx: &Tx, live: &mut Live, at: usize) -> Result<(), Error> {
     let step = &mut live.steps[at];
     if step.ready {
+        // Offered before, and perhaps kept from its node by a drain since lifted: its agent may be parked.
+        if let Some(node) = &step.node_id {
+            tx.tell(Topic::Node(node.clone()));
+        }
         return Ok(());
     }
     tx.conn
@@ -287,7 +292,7 @@ fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquire) -> Resul
         let node = NodeId::from_stored(&role[0].nodes[0].node_id);
         let granted = tx.attempt(|| match lease::grant(tx, &live.run, &node)? {
             Ok(()) => Ok(()),
-            Err(lease::Taken) => Err(Error::Broken(format!("node {node} is leased already"))),
+            Err(lease::Taken) => Err(Error::Refused(Refusal::new("lease-collision", "another run has the node"))),
         });
         match granted {
             Ok(()) => {
@@ -301,8 +306,11 @@ fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquire) -> Resul
                 ))?;
                 live.steps[at].node_id = Some(node);
             }
-            // Someone has it after all: it was not had.
-            Err(Error::Broken(what)) => log::error!("cannot acquire run={} cause={what:?}", live.run.run_id),
+            // Someone has it after all: it was not had, and the rows know better than what was remembered.
+            Err(Error::Refused(_)) => {
+                log::error!("a node to be acquired was leased after all run={} node={node}", live.run.run_id);
+                tx.memory.fleet.borrow_mut().forget();
+            }
             Err(error) => return Err(error),
         }
     }
@@ -439,6 +447,7 @@ pub(super) fn finish(tx: &Tx, live: &mut Live, at: usize, result: &Value) -> Res
     let attempt = live.steps[at].attempt;
     live.step(tx, at, StepEvent::Finish, &Set::result(result))?;
     live.close_attempt(tx, at, attempt, result)?;
+    close_hold(tx, live, at)?;
     tell_end(tx, live, at, "done", attempt, result)?;
     give_back(tx, live)?;
     advance(tx, live)
@@ -452,12 +461,18 @@ pub(super) fn fail(tx: &Tx, live: &mut Live, at: usize, result: &Value, why: &st
         for back in range {
             live.step(tx, back, StepEvent::RollBack, &Set::nothing())?;
         }
+        close_hold(tx, live, at)?;
         let data = json!({"id": live.contract.steps[at].id, "attempt": attempt, "result": result});
         tx.event("step.rolled-back", live.about(at), data)?;
+        if let Some(node) = &live.steps[at].node_id {
+            // If the reaper took it away, its agent has to hear it.
+            tx.tell(Topic::Node(node.clone()));
+        }
         tx.tell(Topic::Log(live.run.run_id.clone()));
         return advance(tx, live);
     }
     live.step(tx, at, StepEvent::Fail, &Set::result(result))?;
+    close_hold(tx, live, at)?;
     tell_end(tx, live, at, "failed", attempt, result)?;
     let own = &live.contract.steps[at];
     if own.allow_failure {
@@ -471,6 +486,15 @@ pub(super) fn fail(tx: &Tx, live: &mut Live, at: usize, result: &Value, why: &st
         node: live.steps[at].node_id.as_ref().map(|node| node.as_str().to_owned()),
     };
     runs::end(tx, &live.run, &verdict)
+}
+
+/// While a hold was open the run's leases were not reaped for it: when it closes each gets a full lifetime, also if
+/// something else protects them still.
+fn close_hold(tx: &Tx, live: &Live, at: usize) -> Result<(), Error> {
+    match live.contract.steps[at].kind {
+        Kind::Hold { .. } => lease::renew_run(tx, &live.run.run_id),
+        _ => Ok(()),
+    }
 }
 
 fn tell_end(tx: &Tx, live: &Live, at: usize, how: &str, attempt: i64, result: &Value) -> Result<(), Error> {

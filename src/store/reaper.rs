@@ -1,8 +1,11 @@
 //! The reaper: what happens because a time has come. It works at each deadline, on no fixed tick, and always in the
 //! writer, after the writes that were waiting when the deadline passed (a heartbeat among them counts).
 //!
-//! One pass handles everything that is due, each item in a savepoint of its own; the queue is woken once at its end,
-//! and only if something was freed.
+//! One pass handles what is due, at most 256 of a kind (the next pass follows at once, and writes get in between), each
+//! item in a savepoint of its own; the queue is woken once at its end, and only if something was freed.
+//!
+//! `INDEXED BY` is a guard: without statistics SQLite prefers the index of lists, whose cost grows with the queue; and
+//! should an index disappear, the statement fails instead of becoming slow.
 
 use rusqlite::{Connection, OptionalExtension as _, Row};
 use serde_json::json;
@@ -22,12 +25,15 @@ pub(super) const START_GRACE_MS: i64 = 90_000;
 /// still end.
 const START_GRACES: i64 = 3;
 
-/// Handles everything that is due. Returns whether something failed, and is to be tried again.
+/// The furthest a deadline may lie ahead at a start: beyond that the clock was set back while nobody looked.
+const LONGEST_GRACE_MS: i64 = 86_400_000;
+
+/// Handles what is due. Returns whether something failed, and is to be tried again.
 pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
     let strict = tx.now >= started.saturating_add(START_GRACE_MS);
     let mut failed = false;
     let mut each = |what: &str, item: &str, part: &dyn Fn() -> Result<(), Error>| match tx.attempt(part) {
-        Err(error @ (Error::Full | Error::Busy | Error::Disk(_))) => Err(error),
+        Err(error) if error.is_of_the_group() => Err(error),
         Err(error) => {
             log::error!("cannot reap {what}={item} cause={error}");
             failed = true;
@@ -35,17 +41,18 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         }
         Ok(()) => Ok(()),
     };
-    for node in due(tx, "SELECT node_id FROM nodes WHERE silent = 0 AND static = 0 AND live_until <= ?1")? {
+    for node in due(tx, "SELECT node_id FROM nodes WHERE silent = 0 AND static = 0 AND live_until <= ?1 LIMIT 256")? {
         each("node", &node, &|| fall_silent(tx, &NodeId::from_stored(node.clone())))?;
     }
-    for node in due(tx, "SELECT node_id FROM nodes WHERE settling_until > 0 AND settling_until <= ?1")? {
+    for node in due(tx, "SELECT node_id FROM nodes WHERE settling_until > 0 AND settling_until <= ?1 LIMIT 256")? {
         each("node", &node, &|| settle(tx, &NodeId::from_stored(node.clone())))?;
     }
     // Leases of runs that have ended: nothing of ours leaves any, but nothing of theirs may keep a node either.
     for run in due(
         tx,
-        "SELECT DISTINCT run_id FROM leases JOIN runs USING (run_id)
-         WHERE state IN ('SUCCEEDED', 'FAILED', 'CANCELLED') AND ?1 > 0",
+        // CROSS JOIN keeps the few leases outside: the other way round every ended run would be looked at.
+        "SELECT DISTINCT run_id FROM leases CROSS JOIN runs USING (run_id)
+         WHERE state IN ('SUCCEEDED', 'FAILED', 'CANCELLED') AND ?1 > 0 LIMIT 256",
     )? {
         each("run", &run, &|| lease::end_all(tx, &runs::get(tx, &RunId::from_stored(run.clone()))?, "run-ended"))?;
     }
@@ -54,17 +61,26 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         each("run", &run, &|| end_step(tx, &RunId::from_stored(run.clone()), seq))?;
     }
     let verdicts: [(&str, bool, Maker); 4] = [
-        ("SELECT run_id FROM runs WHERE state = 'QUEUED' AND queue_until <= ?1", true, |_, _| {
-            Ok(Some(runs::verdict(VerdictKind::QueueTimeout, "its time in the queue ended")))
-        }),
-        ("SELECT run_id FROM runs WHERE state = 'RUNNING' AND ends_by <= ?1", strict, |_, _| {
-            Ok(Some(runs::verdict(VerdictKind::TimeLimit, "its time limit passed")))
-        }),
-        ("SELECT run_id FROM runs WHERE state IN ('QUEUED', 'RUNNING') AND holder_until <= ?1", true, |_, run| {
-            let detail = format!("{}, who was to hold it, was not heard of any more", run.principal);
-            Ok(Some(runs::verdict(VerdictKind::HolderGone, detail)))
-        }),
-        ("SELECT DISTINCT run_id FROM leases WHERE reapable = 1 AND not_after <= ?1", true, lost),
+        (
+            "SELECT run_id FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED' AND queue_until <= ?1 LIMIT 256",
+            true,
+            |_, _| Ok(Some(runs::verdict(VerdictKind::QueueTimeout, "its time in the queue ended"))),
+        ),
+        (
+            "SELECT run_id FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING' AND ends_by <= ?1 LIMIT 256",
+            strict,
+            |_, _| Ok(Some(runs::verdict(VerdictKind::TimeLimit, "its time limit passed"))),
+        ),
+        (
+            "SELECT run_id FROM runs INDEXED BY runs_holder_until
+              WHERE state IN ('QUEUED', 'RUNNING') AND holder_until <= ?1 LIMIT 256",
+            true,
+            |_, run| {
+                let detail = format!("{}, who was to hold it, was not heard of any more", run.principal);
+                Ok(Some(runs::verdict(VerdictKind::HolderGone, detail)))
+            },
+        ),
+        ("SELECT DISTINCT run_id FROM leases WHERE reapable = 1 AND not_after <= ?1 LIMIT 256", true, lost),
     ];
     for (query, now, maker) in verdicts {
         if !now {
@@ -116,11 +132,13 @@ fn due(tx: &Tx, query: &str) -> Result<Vec<String>, Error> {
 
 fn due_steps(tx: &Tx, strict: bool) -> Result<Vec<(String, i64)>, Error> {
     let read = |row: &Row| Ok((row.get(0)?, row.get(1)?));
-    let mut asked = tx.conn.prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'ASKED' AND deadline <= ?1")?;
+    let mut asked =
+        tx.conn.prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'ASKED' AND deadline <= ?1 LIMIT 256")?;
     let mut steps: Vec<(String, i64)> = asked.query_map([tx.now], read)?.collect::<Result<_, _>>()?;
     if strict {
-        let mut claimed =
-            tx.conn.prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'CLAIMED' AND deadline <= ?1")?;
+        let mut claimed = tx
+            .conn
+            .prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'CLAIMED' AND deadline <= ?1 LIMIT 256")?;
         for step in claimed.query_map([tx.now], read)? {
             steps.push(step?);
         }
@@ -143,8 +161,14 @@ fn settle(tx: &Tx, node: &NodeId) -> Result<(), Error> {
 /// Ends a step whose time is over: a question that nobody answered, a command whose agent did not report its
 /// time-out, a hold that was kept too long.
 fn end_step(tx: &Tx, run: &RunId, seq: i64) -> Result<(), Error> {
-    let Some(mut live) = Live::running(tx, run)? else { return Ok(()) };
+    let row = runs::get(tx, run)?;
+    if row.state != RunState::Running {
+        // Left as it is, its deadline would come back at once, for ever: an error is tried again after a pause.
+        return Err(Error::Broken(format!("step {seq} of run {run} is open, and the run is {}", row.state)));
+    }
+    let mut live = Live::load(tx, row)?;
     let at = usize::try_from(seq - 1).map_err(|_| Error::Broken("a step's number below 1".into()))?;
+    // An earlier part of this pass may have ended it.
     let Some(step) = live.steps.get(at).filter(|step| step.state.is_open()) else { return Ok(()) };
     let (error, why) = match (&live.contract.steps[at].kind, &step.node_id) {
         (crate::domain::contract::Kind::Ask(_), _) => ("nobody answered in time", "was not answered in time"),
@@ -177,9 +201,9 @@ pub(super) fn next_deadline(conn: &Connection, started: Ms) -> Result<Ms, Error>
         min("SELECT min(settling_until) FROM nodes WHERE settling_until > 0")?,
         min("SELECT min(deadline) FROM steps WHERE state = 'ASKED'")?,
         min("SELECT min(deadline) FROM steps WHERE state = 'CLAIMED'")?.max(strict),
-        min("SELECT min(queue_until) FROM runs WHERE state = 'QUEUED'")?,
-        min("SELECT min(ends_by) FROM runs WHERE state = 'RUNNING'")?.max(strict),
-        min("SELECT min(holder_until) FROM runs WHERE state IN ('QUEUED', 'RUNNING')")?,
+        min("SELECT min(queue_until) FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED'")?,
+        min("SELECT min(ends_by) FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING'")?.max(strict),
+        min("SELECT min(holder_until) FROM runs INDEXED BY runs_holder_until WHERE state IN ('QUEUED', 'RUNNING')")?,
         min("SELECT min(not_after) FROM leases WHERE reapable = 1")?,
         min("SELECT min(due_at) FROM requests")?,
     ];
@@ -198,11 +222,12 @@ pub(super) fn grant_start_grace(tx: &Tx) -> Result<(), Error> {
             if table == "runs" { "state IN ('QUEUED', 'RUNNING') AND holder_until < 9007199254740991" } else { "true" };
         tx.conn.execute(
             // Never further than one lifetime: a clock that was set back while nobody looked makes nothing immortal.
+            // (What was granted before stays granted, also when the lifetime was made shorter since.)
             &format!(
-                "UPDATE {table} SET {deadline} = CASE WHEN {grace} < ?2 THEN ?1 ELSE min({deadline}, ?1) END,
-                     {grace} = {grace} + 1 WHERE {running}"
+                "UPDATE {table} SET {deadline} = CASE WHEN {grace} < ?2 THEN min(max({deadline}, ?1), ?3)
+                     ELSE min({deadline}, ?3) END, {grace} = {grace} + 1 WHERE {running}"
             ),
-            (until, START_GRACES),
+            (until, START_GRACES, tx.after(LONGEST_GRACE_MS.max(ttl_ms))),
         )?;
     }
     // Who was not silent counts as live for one lifetime; who was, stays silent until it speaks.

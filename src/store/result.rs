@@ -88,12 +88,10 @@ pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
         }
         _ => false,
     };
+    if report.outcome == Outcome::Lost && step.kind == "hold" {
+        return Err(Error::Refused(Refusal::new("invalid-request", "a hold is not lost, it is let go").at("/lost")));
+    }
     if let Reporter::Holder { principal, operator } = &report.reporter {
-        if report.outcome == Outcome::Lost {
-            return Err(Error::Refused(
-                Refusal::new("invalid-request", "a hold is not lost, it is let go").at("/lost"),
-            ));
-        }
         if by_kind && !operator && *principal != row.principal {
             return Err(Error::Refused(Refusal::new("forbidden", "only the run's principal or an operator holds it")));
         }

@@ -43,7 +43,6 @@ pub(super) struct RunRow {
     pub(super) run_id: RunId,
     pub(super) state: RunState,
     pub(super) principal: String,
-    pub(super) work: Option<String>,
     pub(super) contract: String,
     pub(super) assigned: Vec<Assigned>,
     pub(super) holder_until: Ms,
@@ -51,27 +50,19 @@ pub(super) struct RunRow {
 
 /// Reads a run, if it exists.
 pub(super) fn find(tx: &Tx, run: &RunId) -> Result<Option<RunRow>, Error> {
-    let mut statement = tx.conn.prepare_cached(
-        "SELECT state, principal, work, contract, assigned, holder_until FROM runs WHERE run_id = ?1",
-    )?;
+    let mut statement = tx
+        .conn
+        .prepare_cached("SELECT state, principal, contract, assigned, holder_until FROM runs WHERE run_id = ?1")?;
     let row = statement
         .query_row([run.as_str()], |row| {
-            Ok((
-                row.get::<_, String>(0)?,
-                row.get(1)?,
-                row.get(2)?,
-                row.get(3)?,
-                row.get::<_, Option<String>>(4)?,
-                row.get(5)?,
-            ))
+            Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get::<_, Option<String>>(3)?, row.get(4)?))
         })
         .optional()?;
-    let Some((state, principal, work, contract, assigned, holder_until)) = row else { return Ok(None) };
+    let Some((state, principal, contract, assigned, holder_until)) = row else { return Ok(None) };
     Ok(Some(RunRow {
         run_id: run.clone(),
         state: parse_state(&state)?,
         principal,
-        work,
         contract,
         assigned: assigned.map_or(Ok(Vec::new()), |text| serde_json::from_str(&text))?,
         holder_until,
@@ -110,6 +101,9 @@ fn move_run(tx: &Tx, run: &RunId, from: RunState, event: RunEvent, verdict: Opti
         .execute(named_params! {
             ":to": to.as_str(), ":verdict": verdict, ":now": tx.now, ":run": run.as_str(), ":from": from.as_str(),
         })?;
+    if rows == 1 && from == RunState::Queued {
+        leave_queue(tx, run)?;
+    }
     Ok(rows == 1)
 }
 
@@ -127,7 +121,32 @@ pub(super) fn promote(tx: &Tx, run: &RunId, assigned: &[Assigned], limit_ms: i64
             ":assigned": serde_json::to_string(assigned)?, ":now": tx.now, ":ends_by": tx.after(limit_ms),
             ":run": run.as_str(),
         })?;
+    if rows == 1 {
+        leave_queue(tx, run)?;
+    }
     Ok(rows == 1)
+}
+
+/// Counts a run that begins to wait.
+pub(super) fn join_queue(tx: &Tx, principal: &str, priority: i64) -> Result<(), Error> {
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO waiting (principal, priority, runs) VALUES (?1, ?2, 1)
+             ON CONFLICT (principal, priority) DO UPDATE SET runs = runs + 1",
+        )?
+        .execute((principal, priority))?;
+    Ok(())
+}
+
+/// Counts a run that waits no longer.
+fn leave_queue(tx: &Tx, run: &RunId) -> Result<(), Error> {
+    tx.conn
+        .prepare_cached(
+            "UPDATE waiting SET runs = runs - 1
+             WHERE (principal, priority) = (SELECT principal, priority FROM runs WHERE run_id = ?1)",
+        )?
+        .execute([run.as_str()])?;
+    Ok(())
 }
 
 /// Stores what a run is assigned: acquired roles are added, released ones stay.

@@ -108,6 +108,8 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
                 log::warn!("a node was leased after all: the run is queued run={id}");
                 // The rows know better than what was remembered of them.
                 tx.memory.fleet.borrow_mut().forget();
+                // It was judged on a wrong picture: other nodes may be free for it.
+                tx.owe_wake();
             }
             Err(error) => return Err(error),
         }
@@ -140,8 +142,7 @@ fn fit(contract: &Contract, available: &[&Entry]) -> Option<Vec<Vec<usize>>> {
 }
 
 fn waiting_of(tx: &Tx, principal: &str) -> Result<i64, Error> {
-    let mut statement =
-        tx.conn.prepare_cached("SELECT count(*) FROM runs WHERE state = 'QUEUED' AND principal = ?1")?;
+    let mut statement = tx.conn.prepare_cached("SELECT coalesce(sum(runs), 0) FROM waiting WHERE principal = ?1")?;
     Ok(statement.query_row([principal], |row| row.get(0))?)
 }
 
@@ -193,6 +194,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
         New::Placed(_) => {}
         New::Queued => {
             remember(tx, shape, &contract.requires);
+            runs::join_queue(tx, &submission.principal, contract.priority)?;
             tx.event("run.queued", About::run(id), about())?;
             log::info!("run queued run={id} principal={}", submission.principal);
         }

@@ -8,6 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rusqlite::OptionalExtension as _;
 
@@ -63,7 +64,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
     // only from the place where they did.
     let mut too_wide: Vec<i64> = Vec::new();
     while let Some(Reverse(head)) = heads.pop() {
-        if tx.memory.stopping.get() {
+        if tx.memory.stopping.load(Ordering::Relaxed) {
             return Ok(());
         }
         let outcome = match requirement(tx, &head) {
@@ -87,7 +88,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
                 }
             }
             Ok(Promotion::NoFit | Promotion::Overtaken) => {}
-            Err(error @ (Error::Full | Error::Busy | Error::Disk(_))) => return Err(error),
+            Err(error) if error.is_of_the_group() => return Err(error),
             Err(error) => log::error!("cannot promote run={} cause={error}", head.run),
         }
         heads.extend(next(tx, head.shape, Some(head.place))?.map(Reverse));
@@ -99,8 +100,11 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
 fn heads(tx: &Tx) -> Result<BinaryHeap<Reverse<Head>>, Error> {
     let mut heads = BinaryHeap::new();
     // One step of the index for each shape, however many runs of it wait.
-    let mut statement = tx.conn.prepare_cached("SELECT min(shape) FROM runs WHERE state = 'QUEUED' AND shape > ?1")?;
-    let mut first = tx.conn.prepare_cached("SELECT min(shape) FROM runs WHERE state = 'QUEUED'")?;
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT min(shape) FROM runs INDEXED BY runs_waiting_shape WHERE state = 'QUEUED' AND shape > ?1",
+    )?;
+    let mut first =
+        tx.conn.prepare_cached("SELECT min(shape) FROM runs INDEXED BY runs_waiting_shape WHERE state = 'QUEUED'")?;
     let mut shape: Option<i64> = first.query_row([], |row| row.get(0))?;
     while let Some(own) = shape {
         heads.extend(next(tx, own, None)?.map(Reverse));
@@ -112,9 +116,9 @@ fn heads(tx: &Tx) -> Result<BinaryHeap<Reverse<Head>>, Error> {
 /// Returns the first waiting run of `shape` behind `place`.
 fn next(tx: &Tx, shape: i64, place: Option<Place>) -> Result<Option<Head>, Error> {
     // Two statements, because an index in mixed order serves no comparison of both columns at once.
-    let same = "SELECT priority, arrival, run_id FROM runs
+    let same = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
          WHERE state = 'QUEUED' AND shape = ?1 AND priority = ?2 AND arrival > ?3 ORDER BY arrival LIMIT 1";
-    let lower = "SELECT priority, arrival, run_id FROM runs
+    let lower = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
          WHERE state = 'QUEUED' AND shape = ?1 AND priority < ?2 ORDER BY priority DESC, arrival LIMIT 1";
     let read = |row: &rusqlite::Row| {
         let place = Place { priority: Reverse(row.get(0)?), arrival: row.get(1)? };

@@ -4,9 +4,10 @@
 //! where it is freed (`lease::end`, a lifted drain, room that appears), not by its caller: a wake cannot be forgotten
 //! (I6).
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Ref, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rusqlite::{Connection, named_params};
 use serde_json::Value;
@@ -39,7 +40,8 @@ pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
     /// Requirements by shape, which is a hash of the content: an entry is never wrong.
     pub(super) requirements: RefCell<HashMap<i64, Arc<Requirement>>>,
-    pub(super) stopping: Cell<bool>,
+    /// Whether the daemon is stopping: a sweep is not begun further.
+    pub(super) stopping: Arc<AtomicBool>,
 }
 
 /// What a write does besides its rows; it counts once the write is kept.
@@ -83,8 +85,11 @@ impl<'a> Tx<'a> {
             // What was read back since may be gone with the rollback: it is read again.
             self.memory.fleet.borrow_mut().touch(effects.touched.drain(touched..));
             if self.conn.is_autocommit() {
-                // SQLite has undone the whole transaction by itself: the error is the group's.
-                return outcome;
+                // SQLite has undone the whole transaction by itself. Nothing may go on as if it were still open.
+                return outcome.map_err(|error| match error {
+                    error if error.is_of_the_group() => error,
+                    other => Error::Unusable(format!("the transaction was undone: {other}")),
+                });
             }
             self.conn.prepare_cached("ROLLBACK TO part")?.execute([])?;
         }
@@ -136,7 +141,8 @@ impl<'a> Tx<'a> {
     /// Tells whoever waits for `topic`, after the commit.
     pub(super) fn tell(&self, topic: Topic) {
         let topics = &mut self.effects.borrow_mut().topics;
-        if !topics.contains(&topic) {
+        // Only the cheapest look for repeats: to be told twice does no harm.
+        if topics.last() != Some(&topic) {
             topics.push(topic);
         }
     }

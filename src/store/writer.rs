@@ -5,15 +5,17 @@
 //! something; then the queue is woken, in the next transaction, before any other write, and before anyone of the
 //! group is answered (I6, I7). Between groups it does what is due: the reaper, checkpoints.
 //!
-//! What a failing disk leads to is decided here, too: see [`Writer::drain`].
+//! What a failing disk leads to is decided here, too: see [`empty_wal`].
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
+use super::alarm::Alarm;
 use super::hub::Hub;
 use super::tx::{Effects, Memory, Tx};
 use super::{Error, NEVER, reaper, sweep};
@@ -66,6 +68,8 @@ where
 pub(super) struct Waiting {
     state: Mutex<WaitingState>,
     arrived: Condvar,
+    /// Turns true when no further writes are taken.
+    pub(super) closed: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -96,19 +100,17 @@ impl Waiting {
 
     /// Takes no further writes; the writer ends after those that wait.
     pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
         self.state.lock().expect("no holder panics").closed = true;
         self.arrived.notify_one();
     }
 
-    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives or after `wait`;
-    /// `None` when the writer is to end.
-    fn take(&self, wait: Option<Duration>) -> Option<VecDeque<Box<dyn Write>>> {
+    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives; `None` when the writer
+    /// is to end.
+    fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
         let mut state = self.state.lock().expect("no holder panics");
-        if state.writes.is_empty() && !state.poked && !state.closed {
-            state = match wait {
-                Some(wait) => self.arrived.wait_timeout(state, wait).expect("no holder panics").0,
-                None => self.arrived.wait(state).expect("no holder panics"),
-            };
+        while state.writes.is_empty() && !state.poked && !state.closed {
+            state = self.arrived.wait(state).expect("no holder panics");
         }
         state.poked = false;
         if state.writes.is_empty() && state.closed {
@@ -138,6 +140,9 @@ pub(super) struct Writer {
     pub(super) data_version: i64,
     /// A wake that failed, or was not yet done: the next write of any kind repeats it first.
     pub(super) owes_wake: bool,
+    /// Why the last wake failed: what a write is told that must not come before it.
+    pub(super) wake_error: Error,
+    pub(super) alarm: Alarm,
     /// When a checkpoint is to be tried again.
     pub(super) checkpoint_at: Ms,
     /// When to look whether the rows have something due, and, after a failure, not before.
@@ -162,12 +167,11 @@ impl Writer {
         // How many of the writes that were waiting when something fell due are still to be taken first: heartbeats
         // that wait must count before leases are judged.
         let mut ahead: Option<usize> = None;
-        while let Some(mut group) = self.waiting.take(self.patience()) {
+        loop {
+            self.set_alarm();
+            let Some(mut group) = self.waiting.take() else { break };
             if let Some(offset) = self.clock.follow_wall_clock() {
                 self.keep_offset(offset);
-            }
-            if self.owes_wake && (!group.is_empty() || self.is_due()) {
-                self.wake();
             }
             if ahead.is_none() && self.is_due() {
                 ahead = Some(group.len() + self.waiting.len());
@@ -187,21 +191,16 @@ impl Writer {
             }
             self.checkpoint_if_large();
         }
-        self.memory.stopping.set(true);
         // A tidy end leaves an empty WAL; nothing depends on it.
-        let _ = self.checkpoint("TRUNCATE");
+        let _ = checkpoint(&self.conn, "TRUNCATE");
     }
 
-    /// How long nothing is due. A manual clock is moved by a test, which then pokes.
-    fn patience(&self) -> Option<Duration> {
-        if self.clock.is_manual() {
-            return None;
-        }
+    /// Has the writer woken when something is due. A manual clock is moved by a test, which then pokes.
+    fn set_alarm(&mut self) {
         let next = self.due_at.min(self.checkpoint_at);
-        // Rounded up by a millisecond, so that the deadline has passed when the wait ends. A day at most: the
-        // condition variable's clock stands still in suspend, so a long wait is cut short and looked at again.
-        let ms = (next - self.clock.now() + 1).clamp(0, 60_000);
-        if next >= NEVER { None } else { Some(Duration::from_millis(ms.unsigned_abs())) }
+        // A millisecond later, so that the deadline has passed when the alarm goes.
+        let at = self.clock.boottime_at(next + 1).filter(|_| next < NEVER);
+        self.alarm.set(at);
     }
 
     fn is_due(&self) -> bool {
@@ -211,18 +210,23 @@ impl Writer {
     /// Takes writes from the front of `group` into one commit, and answers them; leaves those that must come after a
     /// wake.
     fn group(&mut self, group: &mut VecDeque<Box<dyn Write>>) {
+        if self.owes_wake {
+            self.wake();
+        }
         let mut done: Vec<(Box<dyn Write>, Result<(), Error>)> = Vec::new();
         let outcome = self.begin().and_then(|()| {
             let mut kept = Effects::default();
             while let Some(mut write) = group.pop_front() {
-                let tx = self.tx(kept.wake);
-                let result = tx.attempt(|| write.run(&tx));
+                let tx = self.tx(self.owes_wake || kept.wake);
+                let mut result = tx.attempt(|| write.run(&tx));
                 match result {
+                    // The queue comes first and could not be woken: this one cannot be done now.
+                    Err(Error::WakeFirst) if self.owes_wake => result = Err(self.wake_error.clone()),
                     Err(Error::WakeFirst) => {
                         group.push_front(write);
                         break;
                     }
-                    Err(error) if self.conn.is_autocommit() || is_of_the_group(&error) => {
+                    Err(error) if self.conn.is_autocommit() || error.is_of_the_group() => {
                         done.push((write, Ok(())));
                         return Err(error);
                     }
@@ -238,13 +242,13 @@ impl Writer {
         });
         match outcome {
             Ok(kept) => {
-                if kept.wake {
-                    self.owes_wake = true;
-                    self.wake();
-                }
+                let failed = if kept.wake { self.try_wake().err() } else { None };
                 self.hub.tell(kept.topics);
                 for (write, result) in done {
                     write.answer(result);
+                }
+                if let Some(error) = failed {
+                    self.wake_failed(error);
                 }
             }
             Err(error) => {
@@ -256,39 +260,45 @@ impl Writer {
         }
     }
 
-    /// Wakes the queue in a transaction of its own. A failure is nobody's error: the wake stays owed.
+    /// Wakes the queue. A failure is nobody's error: the wake stays owed.
     pub(super) fn wake(&mut self) {
+        if let Err(error) = self.try_wake() {
+            self.wake_failed(error);
+        }
+    }
+
+    /// Wakes the queue in a transaction of its own; it is owed until that is committed.
+    fn try_wake(&mut self) -> Result<(), Error> {
+        self.owes_wake = true;
         for _ in 0..SWEEPS {
-            let outcome = self.begin().and_then(|()| {
-                let tx = self.tx(false);
-                sweep::sweep(&tx)?;
-                let effects = tx.into_effects();
-                #[cfg(debug_assertions)]
-                super::invariants::assert_held(&self.conn);
-                self.commit()?;
-                Ok(effects)
-            });
-            match outcome {
-                Ok(effects) => {
-                    self.owes_wake = effects.wake;
-                    self.hub.tell(effects.topics);
-                    if !self.owes_wake {
-                        self.look_ahead();
-                        return;
-                    }
-                }
-                Err(error) => {
-                    log::error!("cannot promote queued runs cause={error}");
-                    self.owes_wake = true;
-                    self.rolled_back(&error, std::iter::empty());
-                    return;
-                }
+            self.begin()?;
+            let tx = self.tx(false);
+            sweep::sweep(&tx)?;
+            let effects = tx.into_effects();
+            #[cfg(debug_assertions)]
+            super::invariants::assert_held(&self.conn);
+            self.commit()?;
+            self.owes_wake = effects.wake;
+            self.hub.tell(effects.topics);
+            if !self.owes_wake {
+                break;
             }
         }
+        self.look_ahead();
+        Ok(())
+    }
+
+    fn wake_failed(&mut self, error: Error) {
+        log::error!("cannot promote queued runs cause={error}");
+        self.rolled_back(&error, std::iter::empty());
+        self.wake_error = error;
     }
 
     /// One pass over everything that is due; one wake at its end, if it changed a row.
     fn reap(&mut self) {
+        if self.owes_wake {
+            self.wake();
+        }
         let outcome = self.begin().and_then(|()| {
             let tx = self.tx(false);
             let failed = reaper::pass(&tx, self.started)?;
@@ -363,7 +373,7 @@ impl Writer {
     /// Undoes a transaction that failed, tells its writes, and does what the error asks for.
     fn rolled_back(&mut self, error: &Error, writes: impl Iterator<Item = Box<dyn Write>>) {
         if !self.conn.is_autocommit() {
-            // A failing ROLLBACK leaves the transaction open; the drain below ends the process anyway.
+            // One that fails leaves the transaction open: the next begins with an error, and the disk is drained.
             if let Err(error) = self.conn.execute_batch("ROLLBACK") {
                 log::error!("cannot roll back cause={error}");
             }
@@ -377,26 +387,14 @@ impl Writer {
         }
     }
 
-    /// After a failed sync or another error of the disk: empties the WAL on this very connection, then ends.
-    ///
-    /// The pages of a failed sync may be lost while the page cache still shows them. Ending at once would make the
-    /// next start recover frames that were never on the disk. A checkpoint that succeeds has copied and synced what
-    /// the WAL held; after it there is nothing left to recover wrongly. Meanwhile everybody is told 503.
+    /// After a failed sync or another error of the disk: see [`empty_wal`]. Meanwhile everybody is told 503.
     fn drain(&mut self, error: &Error) -> ! {
-        log::error!("the disk failed: emptying the WAL before ending cause={error}");
-        loop {
-            match self.checkpoint("TRUNCATE") {
-                Ok((0, _, _)) => break,
-                Ok(_) => log::warn!("readers keep the WAL from being emptied"),
-                Err(cause) => log::error!("cannot empty the WAL cause={cause}"),
-            }
-            std::thread::sleep(Duration::from_millis(200));
-            for write in self.waiting.take(Some(Duration::ZERO)).unwrap_or_default() {
+        empty_wal(&self.conn, error, || {
+            self.waiting.poke();
+            for write in self.waiting.take().unwrap_or_default() {
                 write.answer(Err(error.clone()));
             }
-        }
-        log::error!("the WAL is empty: ending, to start from what the disk has");
-        std::process::exit(74)
+        })
     }
 
     /// Writes down how far the wall clock has moved, so that the next start goes on with the same scale.
@@ -424,7 +422,7 @@ impl Writer {
         }
         let mode = if size >= SHRINK_BYTES { "TRUNCATE" } else { "PASSIVE" };
         self.checkpoint_at = now + RETRY_MS;
-        match self.checkpoint(mode) {
+        match checkpoint(&self.conn, mode) {
             // Everything is copied: the next commit starts the file over, and cuts it (journal_size_limit).
             Ok((0, log, copied)) if log == copied => self.checkpoint_at = NEVER,
             Ok((_, log, copied)) => log::debug!("checkpoint mode={mode} pages={log} copied={copied}"),
@@ -437,29 +435,48 @@ impl Writer {
             }
         }
     }
+}
 
-    /// Returns (busy, pages in the WAL, pages copied).
-    fn checkpoint(&self, mode: &str) -> rusqlite::Result<(i64, i64, i64)> {
-        // Readers are not waited for: the writer has better things to do, and tries again.
-        self.conn.busy_timeout(Duration::from_millis(20))?;
-        let result = self.conn.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        });
-        self.conn.busy_timeout(Duration::from_millis(5000))?;
-        match result {
-            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok((1, 0, 0)),
-            other => other,
+/// After a failed sync or another error of the disk: empties the WAL on this very connection, then ends the process.
+///
+/// The pages of a failed sync may be lost while the page cache still shows them. Ending at once would make the next
+/// start recover frames that were never on the disk. A checkpoint that succeeds has copied and synced what the WAL
+/// held; after it there is nothing left to recover wrongly.
+pub(super) fn empty_wal(conn: &Connection, error: &Error, mut meanwhile: impl FnMut()) -> ! {
+    log::error!("the disk failed: emptying the WAL before ending cause={error}");
+    loop {
+        if !conn.is_autocommit()
+            && let Err(cause) = conn.execute_batch("ROLLBACK")
+        {
+            log::error!("cannot roll back cause={cause}");
         }
+        match checkpoint(conn, "TRUNCATE") {
+            Ok((0, _, _)) => break,
+            Ok(_) => log::warn!("readers keep the WAL from being emptied"),
+            Err(cause) => log::error!("cannot empty the WAL cause={cause}"),
+        }
+        meanwhile();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    log::error!("the WAL is empty: ending, to start from what the disk has");
+    std::process::exit(74)
+}
+
+/// Returns (busy, pages in the WAL, pages copied).
+fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<(i64, i64, i64)> {
+    // Readers are not waited for: the writer has better things to do, and tries again.
+    conn.busy_timeout(Duration::from_millis(20))?;
+    let read = |row: &rusqlite::Row| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let result = conn.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], read);
+    conn.busy_timeout(Duration::from_millis(5000))?;
+    match result {
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok((1, 0, 0)),
+        other => other,
     }
 }
 
 /// How many sweeps may follow each other when each frees something: promotions free nothing, so one is enough.
 const SWEEPS: usize = 3;
-
-/// Says whether an error concerns all writes of a group, not the one that met it.
-fn is_of_the_group(error: &Error) -> bool {
-    matches!(error, Error::Full | Error::Busy | Error::Disk(_))
-}
 
 impl Effects {
     fn merge(&mut self, other: Self) {

@@ -1,6 +1,6 @@
 //! Runs, one by one and in lists.
 
-use rusqlite::{Connection, OptionalExtension as _, Row, ToSql, named_params};
+use rusqlite::{Connection, OptionalExtension as _, Row, ToSql};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -110,7 +110,10 @@ const COLUMNS: &str =
 pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
     let mut statement = conn.prepare_cached(&format!("SELECT {COLUMNS} FROM runs WHERE run_id = ?1"))?;
     let view = statement.query_row([id.as_str()], |row| read(row, at)).optional()?;
-    complete(conn, view.ok_or_else(|| not_found(format_args!("run {id}")))?, at)
+    let mut view = view.ok_or_else(|| not_found(format_args!("run {id}")))?;
+    view.steps = steps(conn, &view.run_id, at)?;
+    place(conn, std::slice::from_mut(&mut view))?;
+    Ok(view)
 }
 
 /// Returns a run's state alone.
@@ -147,11 +150,13 @@ pub fn runs(
         add("work = ?", Box::new(work.clone()));
     }
     if let Some(node) = &filter.node {
-        let held = "EXISTS (SELECT 1 FROM lease_history AS held WHERE held.run_id = runs.run_id AND held.node_id = ?)";
-        add(held, Box::new(node.clone()));
+        add("arrival IN (SELECT arrival FROM lease_history WHERE node_id = ?)", Box::new(node.clone()));
     }
     if let Some(since) = filter.since {
-        add("created_at >= ?", Box::new(since - at.offset));
+        // Times grow with arrival, so the first run since then bounds the walk.
+        let first = "arrival >= coalesce((SELECT arrival FROM runs INDEXED BY runs_created WHERE created_at >= ?
+             ORDER BY created_at, arrival LIMIT 1), 9223372036854775807)";
+        add(first, Box::new(since - at.offset));
     }
     if let Some(cursor) = &page.cursor {
         let arrival: i64 = cursor.parse().map_err(|_| bad_cursor())?;
@@ -163,7 +168,10 @@ pub fn runs(
     let rows = statement.query_map(rusqlite::params_from_iter(values.iter()), |row| read(row, at))?;
     let mut list: Vec<RunView> = rows.collect::<Result<_, _>>()?;
     let next = cut(&mut list, page.limit, |run| run.arrival.to_string());
-    let list = list.into_iter().map(|view| complete(conn, view, at)).collect::<Result<_, _>>()?;
+    for view in &mut list {
+        view.steps = steps(conn, &view.run_id, at)?;
+    }
+    place(conn, &mut list)?;
     Ok((list, next))
 }
 
@@ -205,21 +213,53 @@ fn stored(text: Option<String>) -> Option<Value> {
     text.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-fn complete(conn: &Connection, mut view: RunView, at: At) -> Result<RunView, Error> {
-    if view.state == RunState::Queued.as_str() {
-        let ahead: i64 = conn
-            .prepare_cached(
-                "SELECT (SELECT count(*) FROM runs WHERE state = 'QUEUED' AND priority > :priority)
-                      + (SELECT count(*) FROM runs WHERE state = 'QUEUED' AND priority = :priority AND arrival < :arrival)",
-            )?
-            .query_row(named_params! { ":priority": view.priority, ":arrival": view.arrival }, |row| row.get(0))?;
-        view.queue = Some(QueueView { position: ahead + 1 });
+/// Finds the places of those that wait: one look for the last of a priority, one walk for all others of it.
+fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
+    let mut waiting: Vec<&mut RunView> =
+        views.iter_mut().filter(|view| view.state == RunState::Queued.as_str()).collect();
+    waiting.sort_by_key(|view| (view.priority, view.arrival));
+    let mut last: Option<(i64, i64, i64)> = None;
+    for view in waiting {
+        let (priority, arrival) = (view.priority, view.arrival);
+        let position = match last {
+            Some((same, before, position)) if same == priority => position + between(conn, priority, before, arrival)?,
+            _ if is_last(conn, priority, arrival)? => queued(conn, priority)?,
+            _ => queued(conn, priority + 1)? + between(conn, priority, 0, arrival)?,
+        };
+        view.queue = Some(QueueView { position });
+        last = Some((priority, arrival, position));
     }
+    Ok(())
+}
+
+/// Counts the waiting runs of `priority` or higher.
+fn queued(conn: &Connection, priority: i64) -> Result<i64, Error> {
+    let mut statement = conn.prepare_cached("SELECT coalesce(sum(runs), 0) FROM waiting WHERE priority >= ?1")?;
+    Ok(statement.query_row([priority], |row| row.get(0))?)
+}
+
+/// Counts the waiting runs of one priority that arrived after `after`, up to `upto`.
+fn between(conn: &Connection, priority: i64, after: i64, upto: i64) -> Result<i64, Error> {
+    let mut statement = conn.prepare_cached(
+        "SELECT count(*) FROM runs INDEXED BY runs_waiting
+         WHERE state = 'QUEUED' AND priority = ?1 AND arrival > ?2 AND arrival <= ?3",
+    )?;
+    Ok(statement.query_row((priority, after, upto), |row| row.get(0))?)
+}
+
+fn is_last(conn: &Connection, priority: i64, arrival: i64) -> Result<bool, Error> {
+    let mut statement = conn.prepare_cached(
+        "SELECT 1 FROM runs INDEXED BY runs_waiting WHERE state = 'QUEUED' AND priority = ?1 AND arrival > ?2 LIMIT 1",
+    )?;
+    Ok(!statement.exists((priority, arrival))?)
+}
+
+fn steps(conn: &Connection, run: &str, at: At) -> Result<Vec<StepView>, Error> {
     let mut statement = conn.prepare_cached(
         "SELECT seq, id, kind, uses, state, node_id, attempt, needs, started_at, ended_at, result FROM steps
          WHERE run_id = ?1 ORDER BY seq",
     )?;
-    let steps = statement.query_map([&view.run_id], |row| {
+    let steps = statement.query_map([run], |row| {
         Ok(StepView {
             seq: row.get(0)?,
             id: row.get(1)?,
@@ -234,6 +274,5 @@ fn complete(conn: &Connection, mut view: RunView, at: At) -> Result<RunView, Err
             result: stored(row.get(10)?),
         })
     })?;
-    view.steps = steps.collect::<Result<_, _>>()?;
-    Ok(view)
+    Ok(steps.collect::<Result<_, _>>()?)
 }

@@ -1,0 +1,27 @@
+# Plain cargo commands under short names. `make` lists them.
+CARGO ?= cargo
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
+		printf '%-14s %s\n' "$$target" "$$text"; done
+
+build: ## build target/release/mediator
+	$(CARGO) build --locked --release
+
+demo: ## a lab on this machine for half a minute, killed in the middle (KEEP=1 keeps its folder)
+	$(CARGO) build --locked
+	@scripts/demo
+
+test: ## run the tests: plain `cargo test`, nothing else is needed
+	$(CARGO) test --locked
+
+check: ## what CI asks for: format, clippy, tests, documentation
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) test --locked
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps
+
+clean: ## remove what was built
+	$(CARGO) clean

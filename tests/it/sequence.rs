@@ -71,7 +71,7 @@ fn random_sequences_keep_every_invariant() {
         "failed",
         "cancelled",
     ] {
-        assert!(reached(what) >= 5, "hardly ever {what}: {counts:?}");
+        assert!(reached(what) > 0, "never {what}: {counts:?}");
     }
     assert!(reached("refused") < reached("placed") + reached("queued"), "most contracts say nothing: {counts:?}");
 }

@@ -360,6 +360,14 @@ impl Lab {
         id_of(&self.submit(contract).expect(202))
     }
 
+    /// Submits a contract that must be taken; returns its id.
+    #[track_caller]
+    pub fn queued_or_placed(&self, contract: &Value) -> String {
+        let reply = self.submit(contract);
+        assert!(matches!(reply.status, 201 | 202), "{}", reply.body);
+        id_of(&reply.body)
+    }
+
     #[track_caller]
     pub fn run(&self, run: &str) -> Value {
         self.get(&format!("/v1/runs/{run}")).expect(200)

@@ -512,6 +512,10 @@ pub(super) fn resume(tx: &Tx, node: &NodeId) -> Result<(), Error> {
     if let Some(run) = runs::holding(tx, node)?
         && let Some(mut live) = Live::running(tx, &run)?
     {
+        // What was ready before the drain is offered already; who waits for it was told that there is nothing.
+        for node in live.steps.iter().filter(|step| step.ready).filter_map(|step| step.node_id.clone()) {
+            tx.tell(Topic::Node(node));
+        }
         advance(tx, &mut live)?;
     }
     Ok(())

@@ -48,11 +48,11 @@ pub fn answer(tx: &Tx, answer: &Answer) -> Result<(), Error> {
     if !answer.operator && !question.answerers.is_empty() && !question.answerers.contains(&answer.by) {
         return refuse("forbidden", format!("{} is not among those who may answer", answer.by));
     }
-    if answer.attempt.is_some_and(|given| given < attempt) {
-        return refuse("already-answered", format!("the question is being asked again: attempt {attempt}"));
+    if answer.attempt.is_some_and(|given| given != attempt) {
+        return refuse("already-answered", format!("another attempt is meant: the question is in attempt {attempt}"));
     }
     match StepState::parse(&state) {
-        Some(StepState::Asked) if answer.attempt.is_none_or(|given| given == attempt) => {}
+        Some(StepState::Asked) => {}
         Some(StepState::Done | StepState::Failed) if result["answer"] == answer.answer.as_str() => return Ok(()),
         Some(StepState::Done | StepState::Failed) => {
             let detail = match (result["answer"].as_str(), result["by"].as_str()) {

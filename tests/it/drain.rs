@@ -177,6 +177,32 @@ fn nothing_of_a_run_begins_while_one_of_its_nodes_drains_at_the_boundary() {
     assert_eq!(lab.work("h2", 0), "use");
 }
 
+/// A claim that was parked for a step which the drain kept back is woken when it is lifted.
+#[test]
+fn a_lifted_drain_wakes_who_waits_for_a_step_that_was_ready_before() {
+    let by_operator: fn(&Lab, bool) = |lab, on| {
+        if on {
+            drain(lab, "b1", "at-boundary");
+        } else {
+            lab.delete("/v1/nodes/b1/drain").expect(200);
+        }
+    };
+    let by_owner: fn(&Lab, bool) = |lab, on| drop(owner(lab, "b1", if on { "at-boundary" } else { "" }));
+    for set in [by_operator, by_owner] {
+        let lab = lab();
+        lab.node("h1", &["host"]);
+        let other = with(step("b", "pc"), "needs", json!([]));
+        lab.placed(&json!({"requires": requires(&["dut=board", "pc=host"]), "steps": [step("a", "dut"), other]}));
+        lab.claimed("b1");
+        set(&lab, true);
+        let parked = lab.park("POST", "/v1/nodes/h1/claim?wait_seconds=30", &json!({"instance": "h1-1"}));
+        assert!(lab.is_parked(&parked));
+        set(&lab, false);
+        assert!(!lab.is_parked(&parked), "told by the event, not by the end of its wait");
+        assert_eq!(lab.join(parked).expect(200)["id"], "b");
+    }
+}
+
 /// From at-boundary to graceful is a lifting, too.
 #[test]
 fn a_drain_made_gentler_lets_the_run_go_on() {

@@ -256,10 +256,6 @@ pub(super) fn advance(tx: &Tx, live: &mut Live) -> Result<(), Error> {
 fn offer(tx: &Tx, live: &mut Live, at: usize) -> Result<(), Error> {
     let step = &mut live.steps[at];
     if step.ready {
-        // Offered before, and perhaps kept from its node by a drain since lifted: its agent may be parked.
-        if let Some(node) = &step.node_id {
-            tx.tell(Topic::Node(node.clone()));
-        }
         return Ok(());
     }
     tx.conn
@@ -536,6 +532,10 @@ pub(super) fn resume(tx: &Tx, node: &NodeId) -> Result<(), Error> {
     if let Some(run) = runs::holding(tx, node)?
         && let Some(mut live) = Live::running(tx, &run)?
     {
+        // What was ready before the drain is offered already; who waits for it was told that there is nothing.
+        for node in live.steps.iter().filter(|step| step.ready).filter_map(|step| step.node_id.clone()) {
+            tx.tell(Topic::Node(node));
+        }
         advance(tx, &mut live)?;
     }
     Ok(())

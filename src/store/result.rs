@@ -75,11 +75,6 @@ pub enum Reported {
 pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
     let row = runs::get(tx, &report.run)?;
     let step = find(tx, report)?;
-    if let Reporter::Node { node, .. } = &report.reporter
-        && !tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?.exists([node.as_str()])?
-    {
-        return Err(not_found(format_args!("node {node}")));
-    }
     let by_kind = match (step.kind.as_str(), &report.reporter) {
         ("run", Reporter::Node { .. }) | ("hold", Reporter::Holder { .. }) => true,
         ("run", Reporter::Holder { .. }) => {
@@ -103,6 +98,12 @@ pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
             return Ok(Reported::Taken(serde_json::from_str(&answer)?));
         }
         _ => {}
+    }
+    // Asked only now: a node that was removed since has its reports answered as before.
+    if let Reporter::Node { node, .. } = &report.reporter
+        && !tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?.exists([node.as_str()])?
+    {
+        return Err(not_found(format_args!("node {node}")));
     }
     let current = by_kind
         && row.state == RunState::Running

@@ -1,0 +1,16 @@
+//! What the daemon promises, seen through its door: one file for each behaviour, each test named as the promise.
+
+mod acquire;
+mod ask;
+mod claim;
+mod drain;
+mod hold;
+mod lease;
+mod loops;
+mod nodes;
+mod release;
+mod sequence;
+mod submit;
+mod support;
+mod sweep;
+mod wake;

@@ -210,10 +210,12 @@ async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunI
             continue;
         }
         let until = tokio::time::Instant::now() + HEARTBEAT;
-        if !app.parked(waiter, until).await {
-            if *app.stop.borrow() || sender.send_data(Bytes::from_static(b": alive\n\n")).await.is_err() {
-                return;
-            }
+        let is_told = app.parked(waiter, until).await;
+        if *app.stop.borrow() {
+            return;
+        }
+        if !is_told && sender.send_data(Bytes::from_static(b": alive\n\n")).await.is_err() {
+            return;
         }
     }
 }

@@ -10,7 +10,11 @@ use crate::store::{Error, Refusal};
 
 /// An answer that is not what was asked for.
 #[derive(Debug)]
-pub struct Problem {
+pub struct Problem(Box<Parts>);
+
+/// Boxed, because every handler returns it in a `Result` that is rarely an error.
+#[derive(Debug)]
+struct Parts {
     code: &'static str,
     detail: String,
     path: Option<String>,
@@ -69,42 +73,43 @@ const CODES: &[(&str, u16, &str, Retry)] = &[
 impl Problem {
     /// Makes a problem. `code` is one of [`CODES`]; one that is not there is a mistake of ours, and shown as such.
     pub fn new(code: &'static str, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), path: None, more: Map::new(), allow: None, location: None, inside: None }
+        let (path, more, allow, location, inside) = (None, Map::new(), None, None, None);
+        Self(Box::new(Parts { code, detail: detail.into(), path, more, allow, location, inside }))
     }
 
     /// Says which field is wrong, as a JSON pointer.
     #[must_use]
     pub fn at(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
+        self.0.path = Some(path.into());
         self
     }
 
     /// Adds a member.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.more.insert(name.to_owned(), value.into());
+        self.0.more.insert(name.to_owned(), value.into());
         self
     }
 
     /// Says which methods the address knows.
     #[must_use]
     pub fn allow(mut self, methods: String) -> Self {
-        self.allow = Some(methods);
+        self.0.allow = Some(methods);
         self
     }
 
     /// Says where what it is about can be found.
     #[must_use]
     pub fn location(mut self, address: String) -> Self {
-        self.location = Some(address);
+        self.0.location = Some(address);
         self
     }
 
     /// Makes a problem with a body one with a contract: that is what the body was to be.
     #[must_use]
-    pub fn as_contract(mut self) -> Self {
-        if self.code == "invalid-request" {
-            self.code = "invalid-contract";
+    pub fn of_contract(mut self) -> Self {
+        if self.0.code == "invalid-request" {
+            self.0.code = "invalid-contract";
         }
         self
     }
@@ -115,18 +120,18 @@ impl Problem {
     }
 
     fn entry(&self) -> (&'static str, u16, &'static str, Retry) {
-        let known = CODES.iter().find(|(code, ..)| *code == self.code).copied();
-        debug_assert!(known.is_some(), "{} has no status", self.code);
+        let known = CODES.iter().find(|(code, ..)| *code == self.0.code).copied();
+        debug_assert!(known.is_some(), "{} has no status", self.0.code);
         known.unwrap_or(("internal", 500, "A mistake of ours", Retry::SameKey))
     }
 
     /// Makes the answer. What a client must not read goes to the log, under the same `request_id`.
     pub fn into_reply(self, request_id: &str) -> Reply {
         let (code, status, ..) = self.entry();
-        if let Some(inside) = &self.inside {
+        if let Some(inside) = &self.0.inside {
             log::error!("request failed request={request_id} code={code} cause={inside:?}");
         }
-        let allow = self.allow.as_ref().and_then(|allow| HeaderValue::from_str(allow).ok());
+        let allow = self.0.allow.as_ref().and_then(|allow| HeaderValue::from_str(allow).ok());
         let mut reply = reply::of(self.into_answer(request_id), None, false);
         let headers = reply.headers_mut();
         if matches!(status, 429 | 503 | 507) {
@@ -148,13 +153,13 @@ impl Problem {
         };
         let mut body = json!({
             "type": format!("urn:mediator:problem:{code}"), "title": title, "status": status, "code": code,
-            "detail": self.detail, "request_id": request_id, "path": self.path, "retry": retry,
+            "detail": self.0.detail, "request_id": request_id, "path": self.0.path, "retry": retry,
         });
-        for (name, value) in self.more {
+        for (name, value) in self.0.more {
             body[name] = value;
         }
         let mut headers = vec![(CONTENT_TYPE.to_string(), "application/problem+json".to_owned())];
-        headers.extend(self.location.map(|location| (LOCATION.to_string(), location)));
+        headers.extend(self.0.location.map(|location| (LOCATION.to_string(), location)));
         Answer { status, headers, body: body.to_string().into_bytes() }
     }
 }
@@ -163,33 +168,28 @@ impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         // A refusal that names a run tells where it is, too.
         let location = refusal.more.get("run_id").and_then(Value::as_str).map(|run| format!("/v1/runs/{run}"));
-        Self { path: refusal.path, more: refusal.more, location, ..Self::new(refusal.code, refusal.detail) }
+        let mut problem = Self::new(refusal.code, refusal.detail);
+        (problem.0.path, problem.0.more, problem.0.location) = (refusal.path, refusal.more, location);
+        problem
     }
 }
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let inside = Some(error.to_string());
-        match error {
-            Error::Refused(refusal) => refusal.into(),
-            Error::Full => {
-                Self { inside, ..Self::new("storage-full", "the daemon's disk is full: nothing was changed") }
-            }
-            Error::Busy => Self {
-                inside,
-                ..Self::new("unavailable", "the database is in use by another program: nothing was changed")
-            },
+        let inside = error.to_string();
+        let (code, detail) = match error {
+            Error::Refused(refusal) => return refusal.into(),
+            Error::Full => ("storage-full", "the daemon's disk is full: nothing was changed"),
+            Error::Busy => ("unavailable", "the database is in use by another program: nothing was changed"),
             Error::Disk(_) => {
-                let detail = "the daemon's disk failed: whether this had an effect is not known until it is back";
-                Self { inside, ..Self::new("unavailable", detail) }
+                ("unavailable", "the daemon's disk failed: whether this had an effect is not known until it is back")
             }
-            Error::Unusable(_) => {
-                Self { inside, ..Self::new("unavailable", "the daemon's database cannot be used: nothing was changed") }
-            }
-            Error::Stopping => Self::new("unavailable", "the daemon is stopping"),
-            Error::Broken(_) | Error::WakeFirst => {
-                Self { inside, ..Self::new("internal", "a mistake of ours: the daemon's log tells more") }
-            }
-        }
+            Error::Unusable(_) => ("unavailable", "the daemon's database cannot be used: nothing was changed"),
+            Error::Stopping => return Self::new("unavailable", "the daemon is stopping"),
+            Error::Broken(_) | Error::WakeFirst => ("internal", "a mistake of ours: the daemon's log tells more"),
+        };
+        let mut problem = Self::new(code, detail);
+        problem.0.inside = Some(inside);
+        problem
     }
 }

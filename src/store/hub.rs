@@ -30,7 +30,10 @@ pub enum Topic {
 
 /// The waiters, by topic. A topic is there only while somebody waits for it.
 #[derive(Clone, Debug, Default)]
-pub struct Hub(Arc<Mutex<HashMap<Topic, Vec<(u64, oneshot::Sender<()>)>>>>);
+pub struct Hub(Arc<Mutex<HashMap<Topic, Vec<Registered>>>>);
+
+/// A waiter as the hub knows it: its number, and how it is woken.
+type Registered = (u64, oneshot::Sender<()>);
 
 /// Resolves at the first [`Hub::tell`] of its topic since it was made.
 #[derive(Debug)]

@@ -61,7 +61,7 @@ impl Logs {
         let at = usize::try_from(hasher.finish() % self.locks.len() as u64).expect("below 16");
         let _guard = self.locks[at].lock().expect("no holder panics");
         let path = self.path(key);
-        let open = || OpenOptions::new().create(true).read(true).write(true).mode(0o600).open(&path);
+        let open = || OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
         let mut file = match open() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 DirBuilder::new().recursive(true).mode(0o700).create(path.parent().expect("a log is in a folder"))?;

@@ -86,18 +86,16 @@ pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
     if report.outcome == Outcome::Lost && step.kind == "hold" {
         return Err(Error::Refused(Refusal::new("invalid-request", "a hold is not lost, it is let go").at("/lost")));
     }
-    if let Reporter::Holder { principal, operator } = &report.reporter {
-        if by_kind && !operator && *principal != row.principal {
-            return Err(Error::Refused(Refusal::new("forbidden", "only the run's principal or an operator holds it")));
-        }
+    if let Reporter::Holder { principal, operator } = &report.reporter
+        && by_kind
+        && !operator
+        && *principal != row.principal
+    {
+        return Err(Error::Refused(Refusal::new("forbidden", "only the run's principal or an operator holds it")));
     }
     let canonical = canonical(report);
-    let kept = kept(tx, report)?;
-    match kept {
-        Some((Some(old), Some(answer))) if old == canonical && by_kind => {
-            return Ok(Reported::Taken(serde_json::from_str(&answer)?));
-        }
-        _ => {}
+    if by_kind && let Some(answer) = kept(tx, report, &canonical)? {
+        return Ok(Reported::Taken(answer));
     }
     // Asked only now: a node that was removed since has its reports answered as before.
     if let Reporter::Node { node, .. } = &report.reporter
@@ -193,15 +191,14 @@ fn holds(tx: &Tx, report: &Report) -> Result<bool, Error> {
     Ok(statement.exists((node.as_str(), report.run.as_str(), nonce, report.seq))?)
 }
 
-/// Returns the report that was kept for this attempt, with its answer.
-fn kept(tx: &Tx, report: &Report) -> Result<Option<(Option<String>, Option<String>)>, Error> {
-    let mut statement = tx
-        .conn
-        .prepare_cached("SELECT report, answer FROM attempts WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3")?;
-    let kept = statement
-        .query_row((report.run.as_str(), report.seq, report.attempt), |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
-    Ok(kept)
+/// Returns the answer that an equal report on this attempt was given.
+fn kept(tx: &Tx, report: &Report, canonical: &str) -> Result<Option<Value>, Error> {
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT answer FROM attempts WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3 AND report = ?4",
+    )?;
+    let key = (report.run.as_str(), report.seq, report.attempt, canonical);
+    let answer: Option<String> = statement.query_row(key, |row| row.get(0)).optional()?;
+    Ok(answer.map(|text| serde_json::from_str(&text)).transpose()?)
 }
 
 /// Returns what two reports must have in common to be equal.

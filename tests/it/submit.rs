@@ -451,7 +451,7 @@ fn a_run_that_no_known_nodes_could_ever_do_is_rejected_and_kept() {
             json!({"requires": requires(&["a=board", "b=board", "c=board"]), "steps": [{"id": "h", "hold": {}}]}),
             "too-wide",
             3,
-            2,
+            3,
             "lease.max_per_run",
         ),
     ] {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Once};
 use mediator::store::NEVER;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Lab, Reply, advert, result_path};
+use crate::support::{Lab, Parked, Reply, advert, result_path};
 
 /// How many operations each sequence has.
 const STEPS: usize = 600;
@@ -59,6 +59,7 @@ fn random_sequences_keep_every_invariant() {
         "rejected",
         "promoted",
         "claimed",
+        "woken",
         "replayed",
         "acquired",
         "not acquired",
@@ -182,6 +183,9 @@ struct Sequence {
     reports: Vec<(String, Value, Value)>,
     seen: BTreeMap<String, RunSeen>,
     acknowledged: BTreeSet<String>,
+    /// A claim that waits, and for whom.
+    waiting: Option<(String, String)>,
+    parked: Option<Parked>,
     counts: RefCell<BTreeMap<&'static str, usize>>,
 }
 
@@ -222,6 +226,8 @@ impl Sequence {
             reports: Vec::new(),
             seen: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
+            waiting: None,
+            parked: None,
             counts: RefCell::default(),
         }
     }
@@ -233,6 +239,7 @@ impl Sequence {
         self.lab.static_node("s1", &["plug"]);
         for _ in 0..steps {
             self.operation();
+            self.look_at_parked();
             self.look();
         }
         self.finish();
@@ -259,7 +266,8 @@ impl Sequence {
     fn operation(&mut self) {
         match self.dice.below(100) {
             0..20 => self.submit(),
-            20..42 => self.claim(),
+            20..38 => self.claim(),
+            38..42 => self.park(),
             42..64 => self.report(),
             64..67 => self.repeat(),
             67..74 => self.answer(),
@@ -432,6 +440,46 @@ impl Sequence {
             404 | 409 => {}
             other => panic!("a claim was answered {other}"),
         }
+    }
+
+    /// Parks a claim: it must be answered as soon as there is something to claim, whatever brought that about.
+    fn park(&mut self) {
+        if self.parked.is_some() {
+            return;
+        }
+        let node = *self.dice.pick(&AGENTS);
+        let instance = self.instance(node);
+        self.note(format!("{instance} waits for a step"));
+        let path = format!("/v1/nodes/{node}/claim?wait_seconds=30");
+        self.parked = Some(self.lab.park("POST", &path, &json!({"instance": instance})));
+        self.waiting = Some((node.to_owned(), instance));
+    }
+
+    fn look_at_parked(&mut self) {
+        let Some((node, instance)) = self.waiting.clone() else { return };
+        self.lab.quiesce();
+        for _ in 0..20 {
+            if let Some(reply) = self.lab.answered(&mut self.parked) {
+                self.note(format!("{instance} waited and is told {} {}", reply.status, reply.body));
+                self.waiting = None;
+                match reply.status {
+                    200 => {
+                        self.count("woken");
+                        self.seen.extend(self.read(self.looked));
+                        self.take(&node, &instance, &reply.body, None);
+                    }
+                    204 | 404 | 409 => {}
+                    other => panic!("a claim that waited was answered {other}: {}", reply.body),
+                }
+                return;
+            }
+            self.seen.extend(self.read(self.looked));
+            if self.claimable(&node, &instance).is_none() {
+                return;
+            }
+            self.lab.quiesce();
+        }
+        panic!("{instance} waits, and nobody tells it that there is a step to claim");
     }
 
     fn claim_working(&mut self, node: &str, instance: &str) {
@@ -759,6 +807,7 @@ impl Sequence {
         let seconds = *self.dice.pick(&[0.0, 5.0, 100.0, 1000.0]);
         self.note(format!("restart after {seconds} s"));
         let leases = self.lab.number("SELECT count(*) FROM leases");
+        (self.parked, self.waiting) = (None, None);
         self.lab.restart_after(seconds);
         self.started = self.lab.now();
         let promoted = self.lab.number("SELECT count(*) FROM leases");
@@ -946,6 +995,7 @@ impl Sequence {
     /// Everybody does their work: then every run ends, none waits for ever.
     fn finish(&mut self) {
         self.note("everybody works to the end".to_owned());
+        (self.parked, self.waiting) = (None, None);
         for node in ["b1", "b2", "b3", "h1", "h2", "m1", "s1", "s2"] {
             self.lab.delete(&format!("/v1/nodes/{node}/drain"));
         }

@@ -183,6 +183,7 @@ struct Sequence {
     reports: Vec<(String, Value, Value)>,
     seen: BTreeMap<String, RunSeen>,
     acknowledged: BTreeSet<String>,
+    submitted: usize,
     /// A claim that waits, and for whom.
     waiting: Option<(String, String)>,
     parked: Option<Parked>,
@@ -196,7 +197,8 @@ fn capabilities(node: &str, variant: usize) -> Vec<&'static str> {
     match (node, variant) {
         ("b1" | "b2", 0) => vec!["board model=a"],
         ("b3", 0) => vec!["board model=b"],
-        ("h1" | "h2", 0) => vec!["host"],
+        ("h1", 0) => vec!["host"],
+        ("h2", 0) => vec!["host", "meter"],
         ("m1", 0) => vec!["board model=b", "host fast=1"],
         (_, 1) => vec!["board model=b"],
         (_, 2) => vec!["host"],
@@ -226,6 +228,7 @@ impl Sequence {
             reports: Vec::new(),
             seen: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
+            submitted: 0,
             waiting: None,
             parked: None,
             counts: RefCell::default(),
@@ -367,7 +370,7 @@ impl Sequence {
                 loop_end = steps.len();
                 continue;
             };
-            if at > 0 && dice.percent(25) {
+            if at > 0 && dice.percent(35) {
                 let needs: Vec<String> = (0..at)
                     .filter(|_| dice.percent(50))
                     .map(|earlier| steps[earlier]["id"].as_str().expect("an id").to_owned())
@@ -397,7 +400,10 @@ impl Sequence {
             }
             steps.push(step);
         }
-        let mut contract = json!({"requires": requires, "steps": steps});
+        // Ids of our own, so that the same seed picks the same runs.
+        self.submitted += 1;
+        let dice = &mut self.dice;
+        let mut contract = json!({"run_id": format!("r{:05}", self.submitted), "requires": requires, "steps": steps});
         if dice.percent(30) {
             contract["priority"] = json!(i64::try_from(dice.below(5)).expect("small") - 2);
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Once};
 use mediator::store::NEVER;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Lab, Reply, advert, result_path};
+use crate::support::{Lab, Parked, Reply, advert, result_path};
 
 /// How many operations each sequence has.
 const STEPS: usize = 600;
@@ -59,6 +59,7 @@ fn random_sequences_keep_every_invariant() {
         "rejected",
         "promoted",
         "claimed",
+        "woken",
         "replayed",
         "acquired",
         "not acquired",
@@ -182,6 +183,10 @@ struct Sequence {
     reports: Vec<(String, Value, Value)>,
     seen: BTreeMap<String, RunSeen>,
     acknowledged: BTreeSet<String>,
+    submitted: usize,
+    /// A claim that waits, and for whom.
+    waiting: Option<(String, String)>,
+    parked: Option<Parked>,
     counts: RefCell<BTreeMap<&'static str, usize>>,
 }
 
@@ -192,7 +197,8 @@ fn capabilities(node: &str, variant: usize) -> Vec<&'static str> {
     match (node, variant) {
         ("b1" | "b2", 0) => vec!["board model=a"],
         ("b3", 0) => vec!["board model=b"],
-        ("h1" | "h2", 0) => vec!["host"],
+        ("h1", 0) => vec!["host"],
+        ("h2", 0) => vec!["host", "meter"],
         ("m1", 0) => vec!["board model=b", "host fast=1"],
         (_, 1) => vec!["board model=b"],
         (_, 2) => vec!["host"],
@@ -222,6 +228,9 @@ impl Sequence {
             reports: Vec::new(),
             seen: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
+            submitted: 0,
+            waiting: None,
+            parked: None,
             counts: RefCell::default(),
         }
     }
@@ -233,6 +242,7 @@ impl Sequence {
         self.lab.static_node("s1", &["plug"]);
         for _ in 0..steps {
             self.operation();
+            self.look_at_parked();
             self.look();
         }
         self.finish();
@@ -259,7 +269,8 @@ impl Sequence {
     fn operation(&mut self) {
         match self.dice.below(100) {
             0..20 => self.submit(),
-            20..42 => self.claim(),
+            20..38 => self.claim(),
+            38..42 => self.park(),
             42..64 => self.report(),
             64..67 => self.repeat(),
             67..74 => self.answer(),
@@ -359,7 +370,7 @@ impl Sequence {
                 loop_end = steps.len();
                 continue;
             };
-            if at > 0 && dice.percent(25) {
+            if at > 0 && dice.percent(35) {
                 let needs: Vec<String> = (0..at)
                     .filter(|_| dice.percent(50))
                     .map(|earlier| steps[earlier]["id"].as_str().expect("an id").to_owned())
@@ -389,7 +400,10 @@ impl Sequence {
             }
             steps.push(step);
         }
-        let mut contract = json!({"requires": requires, "steps": steps});
+        // Ids of our own, so that the same seed picks the same runs.
+        self.submitted += 1;
+        let dice = &mut self.dice;
+        let mut contract = json!({"run_id": format!("r{:05}", self.submitted), "requires": requires, "steps": steps});
         if dice.percent(30) {
             contract["priority"] = json!(i64::try_from(dice.below(5)).expect("small") - 2);
         }
@@ -432,6 +446,46 @@ impl Sequence {
             404 | 409 => {}
             other => panic!("a claim was answered {other}"),
         }
+    }
+
+    /// Parks a claim: it must be answered as soon as there is something to claim, whatever brought that about.
+    fn park(&mut self) {
+        if self.parked.is_some() {
+            return;
+        }
+        let node = *self.dice.pick(&AGENTS);
+        let instance = self.instance(node);
+        self.note(format!("{instance} waits for a step"));
+        let path = format!("/v1/nodes/{node}/claim?wait_seconds=30");
+        self.parked = Some(self.lab.park("POST", &path, &json!({"instance": instance})));
+        self.waiting = Some((node.to_owned(), instance));
+    }
+
+    fn look_at_parked(&mut self) {
+        let Some((node, instance)) = self.waiting.clone() else { return };
+        self.lab.quiesce();
+        for _ in 0..20 {
+            if let Some(reply) = self.lab.answered(&mut self.parked) {
+                self.note(format!("{instance} waited and is told {} {}", reply.status, reply.body));
+                self.waiting = None;
+                match reply.status {
+                    200 => {
+                        self.count("woken");
+                        self.seen.extend(self.read(self.looked));
+                        self.take(&node, &instance, &reply.body, None);
+                    }
+                    204 | 404 | 409 => {}
+                    other => panic!("a claim that waited was answered {other}: {}", reply.body),
+                }
+                return;
+            }
+            self.seen.extend(self.read(self.looked));
+            if self.claimable(&node, &instance).is_none() {
+                return;
+            }
+            self.lab.quiesce();
+        }
+        panic!("{instance} waits, and nobody tells it that there is a step to claim");
     }
 
     fn claim_working(&mut self, node: &str, instance: &str) {
@@ -759,6 +813,7 @@ impl Sequence {
         let seconds = *self.dice.pick(&[0.0, 5.0, 100.0, 1000.0]);
         self.note(format!("restart after {seconds} s"));
         let leases = self.lab.number("SELECT count(*) FROM leases");
+        (self.parked, self.waiting) = (None, None);
         self.lab.restart_after(seconds);
         self.started = self.lab.now();
         let promoted = self.lab.number("SELECT count(*) FROM leases");
@@ -946,6 +1001,7 @@ impl Sequence {
     /// Everybody does their work: then every run ends, none waits for ever.
     fn finish(&mut self) {
         self.note("everybody works to the end".to_owned());
+        (self.parked, self.waiting) = (None, None);
         for node in ["b1", "b2", "b3", "h1", "h2", "m1", "s1", "s2"] {
             self.lab.delete(&format!("/v1/nodes/{node}/drain"));
         }

@@ -270,6 +270,24 @@ impl Lab {
         !parked.0.is_finished()
     }
 
+    /// Lets calls that are parked do what they were woken for, until nothing moves any more.
+    pub fn quiesce(&self) {
+        for _ in 0..3 {
+            self.http.rt.block_on(async {
+                for _ in 0..8 {
+                    tokio::task::yield_now().await;
+                }
+                self.store().write(|_| Ok(())).await.expect("a write");
+            });
+        }
+    }
+
+    /// Returns the answer to a parked call if it has come.
+    pub fn answered(&self, parked: &mut Option<Parked>) -> Option<Reply> {
+        let is_there = parked.as_ref().is_some_and(|parked| parked.0.is_finished());
+        parked.take_if(|_| is_there).map(|parked| self.join(parked))
+    }
+
     // ---- time
 
     /// Moves the clock and waits until everything that fell due has been handled.

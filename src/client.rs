@@ -47,6 +47,7 @@ impl fmt::Debug for Token {
 pub struct Client {
     base: String,
     token: Token,
+    key: Option<String>,
     pool: Pool<HttpConnector, Body>,
 }
 
@@ -79,6 +80,8 @@ pub enum Error {
         url: String,
         /// What the connection said.
         cause: String,
+        /// Whether the request may have reached it.
+        sent: bool,
     },
     /// The daemon answered with a problem.
     Refused(Box<Problem>),
@@ -105,7 +108,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Setup(what) => f.write_str(what),
-            Self::Unreachable { url, cause } => {
+            Self::Unreachable { url, cause, .. } => {
                 write!(f, "cannot reach the daemon at {url}: is `mediator serve` running? ({cause})")
             }
             Self::Refused(problem) => problem.fmt(f),
@@ -154,7 +157,7 @@ impl Client {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(Duration::from_secs(10)));
         let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
-        Ok(Self { base, token, pool })
+        Ok(Self { base, token, key: None, pool })
     }
 
     /// Makes a client from `MEDIATOR_URL` and `MEDIATOR_TOKEN`; what is not there is read from `url` and
@@ -177,6 +180,12 @@ impl Client {
         let url = set("MEDIATOR_URL").map_or_else(|| from_folder("url"), Ok)?;
         let token = set("MEDIATOR_TOKEN").map_or_else(|| from_folder("operator.token"), Ok)?;
         Self::new(&url, Token::new(&token))
+    }
+
+    /// Returns a client whose requests carry this idempotency key.
+    #[must_use]
+    pub fn with_key(&self, key: &str) -> Self {
+        Self { key: Some(key.to_owned()), ..self.clone() }
     }
 
     /// Says whether `other` speaks to the same address with the same token.
@@ -276,10 +285,14 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
-        Request::builder()
+        let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
-            .header(AUTHORIZATION, format!("Bearer {}", self.token.0))
+            .header(AUTHORIZATION, format!("Bearer {}", self.token.0));
+        match &self.key {
+            Some(key) => request.header("idempotency-key", key),
+            None => request,
+        }
     }
 
     /// Sends a request and reads its whole answer, within `limit`.
@@ -295,7 +308,11 @@ impl Client {
     /// Sends a request; returns a 2xx answer once it begins, and reads any other whole.
     async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
         let failed = |cause: String| unreachable(&self.base, cause);
-        let response = self.pool.request(request).await.map_err(|error| failed(chain(&error)))?;
+        let response = self.pool.request(request).await.map_err(|error| Error::Unreachable {
+            url: self.base.clone(),
+            cause: chain(&error),
+            sent: !error.is_connect(),
+        })?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -337,7 +354,7 @@ async fn in_time<T>(url: &str, limit: Duration, exchange: impl Future<Output = R
 }
 
 fn unreachable(url: &str, cause: String) -> Error {
-    Error::Unreachable { url: url.to_owned(), cause }
+    Error::Unreachable { url: url.to_owned(), cause, sent: true }
 }
 
 impl Problem {

@@ -56,7 +56,7 @@ pub async fn answer(args: AnswerArgs, context: &Context) -> Result<Exit, Stop> {
     // The attempt that was looked at: an answer must not reach a question that a rollback has asked anew.
     let body = json!({ "answer": args.answer, "attempt": step.attempt });
     let path = format!("/v1/runs/{}/steps/{}/answer", encode(&run.run_id), step.seq);
-    let answer = context.client.post(&path, &body).await?;
+    let answer = context.post(&path, &body).await?;
     if context.json {
         out::raw_json(&answer.body)?;
         return Ok(Exit::Done);

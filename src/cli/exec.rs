@@ -58,7 +58,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
     };
     let contract = contract(&args);
     let answer = tokio::select! {
-        answer = context.client.post("/v1/runs", &contract) => answer?,
+        answer = context.post("/v1/runs", &contract) => answer?,
         stop = leave() => return Err(stop),
     };
     let run: Run = wire::read(&answer)?;

@@ -13,10 +13,12 @@ use crate::client::{self, Client, Problem, Token};
 mod agent;
 mod artifacts;
 mod asks;
+mod change;
 mod contract_file;
 mod events;
 mod exec;
 mod follow;
+mod keeping;
 mod lint;
 mod lists;
 mod logs;
@@ -58,6 +60,9 @@ struct Global {
     /// Speak to the daemon at this address (default: $MEDIATOR_URL, else the file `url` in the data folder)
     #[arg(long, global = true, value_name = "URL")]
     url: Option<String>,
+    /// Repeat an earlier request that has this key: it is done once, and answered alike
+    #[arg(long, global = true, value_name = "KEY")]
+    idempotency_key: Option<String>,
     /// Find the daemon's address and token in this folder (default: $MEDIATOR_DATA, else where `serve` keeps it)
     #[arg(long, global = true, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -114,6 +119,12 @@ enum ClientCommand {
     Drain(nodes::DrainArgs),
     /// Lift the drain of a node
     Undrain(nodes::UndrainArgs),
+    /// Tell whether the request with an idempotency key was done (exit code 1: it was not)
+    Request(keeping::RequestArgs),
+    /// List what is to be sent to webhooks, or send it again
+    Outbox(keeping::OutboxArgs),
+    /// Examine the daemon: durability, room, invariants (exit code 1: something is wrong)
+    Doctor,
 }
 
 /// How a command ended, as its exit code.
@@ -212,6 +223,8 @@ pub struct Context {
     pub client: Client,
     /// Whether programs read the answer.
     pub json: bool,
+    /// The idempotency key to use; none: a new one for each request.
+    pub key: Option<String>,
 }
 
 /// Parses the command line, runs the command, and returns its exit code.
@@ -291,6 +304,9 @@ fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
             ClientCommand::Node(nodes::NodeCommand::Remove(args)) => nodes::remove(args, context).await,
             ClientCommand::Drain(args) => nodes::drain(args, context).await,
             ClientCommand::Undrain(args) => nodes::undrain(args, context).await,
+            ClientCommand::Request(args) => keeping::request(args, context).await,
+            ClientCommand::Outbox(args) => keeping::outbox(args, context).await,
+            ClientCommand::Doctor => keeping::doctor(context).await,
         }
     })
 }
@@ -315,8 +331,9 @@ impl Global {
             .clone()
             .or_else(|| set("MEDIATOR_DATA").map(PathBuf::from))
             .unwrap_or_else(crate::config::default_data_dir);
+        let key = self.idempotency_key.clone();
         if self.url.is_none() && self.data.is_none() {
-            return Ok(Context { client: Client::discover(&data)?, json: self.json });
+            return Ok(Context { client: Client::discover(&data)?, json: self.json, key });
         }
         let from_folder = |name: &str| {
             let path = data.join(name);
@@ -336,7 +353,7 @@ impl Global {
             Some(token) => token.to_string_lossy().into_owned(),
             None => from_folder("operator.token")?,
         };
-        Ok(Context { client: Client::new(&url, Token::new(&token))?, json: self.json })
+        Ok(Context { client: Client::new(&url, Token::new(&token))?, json: self.json, key })
     }
 }
 

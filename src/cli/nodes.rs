@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::out::Table;
 use super::wire::{self, Node};
 use super::{Context, Exit, Stop, lists, out, text};
-use crate::client::{Answer, CALL_LIMIT, encode};
+use crate::client::{Answer, encode};
 
 /// Flags of `mediator nodes`.
 #[derive(clap::Args, Debug)]
@@ -119,7 +119,7 @@ pub async fn add(args: AddArgs, context: &Context) -> Result<Exit, Stop> {
     if let Some(label) = args.label {
         advert["label"] = label.into();
     }
-    let answer = context.client.post("/v1/nodes", &advert).await?;
+    let answer = context.post("/v1/nodes", &advert).await?;
     if context.json {
         out::raw_json(&answer.body)?;
     } else {
@@ -143,7 +143,7 @@ pub async fn remove(args: NodeArgs, context: &Context) -> Result<Exit, Stop> {
 pub async fn drain(args: DrainArgs, context: &Context) -> Result<Exit, Stop> {
     let mode = if args.at_boundary { "at-boundary" } else { "graceful" };
     let path = format!("{}/drain", address(&args.node_id));
-    let answer = context.client.post(&path, &json!({ "mode": mode, "reason": args.reason })).await?;
+    let answer = context.post(&path, &json!({ "mode": mode, "reason": args.reason })).await?;
     if context.json {
         out::raw_json(&answer.body)?;
         return Ok(Exit::Done);
@@ -178,7 +178,7 @@ pub async fn undrain(args: UndrainArgs, context: &Context) -> Result<Exit, Stop>
 }
 
 async fn delete(context: &Context, path: &str) -> Result<Answer, Stop> {
-    Ok(context.client.call(Method::DELETE, path, None, Bytes::new(), CALL_LIMIT).await?)
+    context.change(Method::DELETE, path, Bytes::new()).await
 }
 
 fn address(node_id: &str) -> String {

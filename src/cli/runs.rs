@@ -118,20 +118,23 @@ pub async fn show(args: ShowArgs, context: &Context) -> Result<Exit, Stop> {
 
 /// Cancels runs, all of them even if one is refused.
 pub async fn cancel(args: CancelArgs, context: &Context) -> Result<Exit, Stop> {
+    if context.key.is_some() && args.run_ids.len() > 1 {
+        return Err(Stop::new(Exit::Usage, "--idempotency-key is for one request: cancel one run with it"));
+    }
     let mut refused = None;
     for run_id in &args.run_ids {
         let path = format!("/v1/runs/{}/cancel", encode(run_id));
-        match context.client.post(&path, &json!({ "reason": args.reason })).await {
+        match context.post(&path, &json!({ "reason": args.reason })).await {
             Ok(answer) if context.json => out::raw_json(&answer.body)?,
             Ok(answer) => {
                 let run: Run = wire::read(&answer)?;
                 out::line(&format!("run {} {}", run.run_id, text::run_state(&run)))?;
             }
-            Err(error @ crate::client::Error::Refused(_)) if args.run_ids.len() > 1 => {
-                out::note(&format!("{run_id}: {error}"));
+            Err(stop) if stop.exit == Exit::Refused && args.run_ids.len() > 1 => {
+                out::note(&format!("{run_id}: {}", stop.messages.join("; ")));
                 refused = Some(Exit::Refused);
             }
-            Err(error) => return Err(error.into()),
+            Err(stop) => return Err(stop),
         }
     }
     Ok(refused.unwrap_or(Exit::Done))

@@ -11,7 +11,6 @@ use super::contract_file::ContractFile;
 use super::follow::{Patient, WAIT_SECONDS};
 use super::wire::{self, Run};
 use super::{Context, Exit, Stop, out, text};
-use crate::client::CALL_LIMIT;
 
 /// Flags of `mediator submit`.
 #[derive(clap::Args, Debug)]
@@ -51,10 +50,8 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
     fields.extend(args.priority.map(|priority| ("priority".to_owned(), priority.into())));
     file.set(fields);
     let path = if args.dry_run { "/v1/runs?dry_run=true" } else { "/v1/runs" };
-    let json = Some("application/json");
     let body = Bytes::copy_from_slice(&file.json);
-    let answer = context.client.call(Method::POST, path, json, body, CALL_LIMIT).await.map_err(|error| {
-        let mut stop = Stop::from(error);
+    let answer = context.change(Method::POST, path, body).await.map_err(|mut stop| {
         if let Some((problem, field)) =
             stop.problem.as_ref().and_then(|problem| Some((problem, problem.path.as_ref()?)))
         {

@@ -1,4 +1,4 @@
-//! The outbox: look at what is to be sent, and send it again.
+//! For whoever operates a daemon: the outbox, and how it is.
 
 use hyper::StatusCode;
 use serde_json::json;
@@ -26,6 +26,13 @@ pub async fn list(call: Call) -> Result<Reply, Problem> {
     let (page, at) = (call.query.page()?, At::of(call.app.store.clock()));
     let (list, next) = call.app.store.read(move |conn| store_outbox::list(conn, state.as_deref(), &page, at)).await?;
     Ok(reply::json(StatusCode::OK, &json!({"outbox": list, "next": next})))
+}
+
+/// `GET /v1/doctor`.
+pub async fn doctor(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let view = call.app.store.doctor().await?;
+    Ok(reply::json(StatusCode::OK, &view))
 }
 
 /// `POST /v1/outbox/{id}/resend`.

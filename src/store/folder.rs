@@ -34,6 +34,17 @@ const NETWORK: &[(u32, &str)] = &[
     (0x6573_5546, "fuse"),
 ];
 
+/// Local file systems by the same number, for people.
+const LOCAL: &[(u32, &str)] = &[
+    (0xEF53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683E, "btrfs"),
+    (0x0102_1994, "tmpfs"),
+    (0x794C_7630, "overlayfs"),
+    (0x2FC1_2FC1, "zfs"),
+    (0xF2F5_2010, "f2fs"),
+];
+
 impl Folder {
     /// Makes the folder if it is missing, checks and tightens it, and locks it.
     ///
@@ -100,6 +111,20 @@ impl Folder {
     /// Returns the folder of the sealed records.
     pub fn records(&self) -> PathBuf {
         self.path.join("records")
+    }
+
+    /// Returns the name of the file system, and how many bytes are free on it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn room(&self) -> io::Result<(String, u64)> {
+        let stat = rustix::fs::statfs(&self.path)?;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "magic numbers have 32 bits")]
+        let kind = stat.f_type as u32;
+        let known = NETWORK.iter().chain(LOCAL).find(|(magic, _)| *magic == kind);
+        let name = known.map_or_else(|| format!("file system {kind:#x}"), |(_, name)| (*name).to_owned());
+        let block = u64::try_from(stat.f_bsize).unwrap_or(0);
+        Ok((name, block.saturating_mul(stat.f_bavail)))
     }
 
     /// Writes a file that only its owner may read: whole, or not at all.

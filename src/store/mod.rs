@@ -15,6 +15,7 @@ pub mod ask;
 pub mod cancel;
 pub mod claim;
 mod connection;
+pub mod doctor;
 pub mod drain;
 mod error;
 mod fleet;

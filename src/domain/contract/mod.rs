@@ -1,9 +1,11 @@
 //! The contract: what a client submits. From bytes to a checked value, or to the path that is wrong.
 //!
-//! `parse` reads the fields; `check` holds what ties steps to each other (needs, release, loop, acquire). What comes
+//! `parse` reads the fields; `check` holds what ties steps to each other (needs, release, loop, acquire); `odd`
+//! tells what is legal and seldom meant. What comes
 //! out needs no further checks anywhere: the rest of the program takes a [`Contract`] at its word.
 
 mod check;
+mod odd;
 mod parse;
 
 pub use parse::attributes;

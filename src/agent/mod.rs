@@ -12,6 +12,7 @@ pub mod config;
 pub mod deadline;
 mod descendants;
 pub mod environment;
+pub mod here;
 pub mod link;
 pub mod node;
 pub mod output;

@@ -63,22 +63,26 @@ impl Supervisors {
         Ok((work, output))
     }
 
-    /// Kills what a supervisor that was killed has left to this process.
     async fn sweep(&self) {
-        let me = rustix::process::getpid();
-        loop {
-            let live = self.0.lock().expect("no holder panics").clone();
-            let left = descendants::of(me, &live);
-            if left.is_empty() {
-                return;
-            }
-            for process in left {
-                descendants::signal(process, Signal::KILL);
-                // Only those that are this process's own children by now; the others follow.
-                let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::NOHANG);
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        sweep(|| self.0.lock().expect("no holder panics").clone()).await;
+    }
+}
+
+/// Kills what a supervisor that was killed has left to this process, a subreaper: all below it but the supervisors that
+/// live, and what is theirs.
+pub async fn sweep(live: impl Fn() -> Vec<Pid>) {
+    let me = rustix::process::getpid();
+    loop {
+        let left = descendants::of(me, &live());
+        if left.is_empty() {
+            return;
         }
+        for process in left {
+            descendants::signal(process, Signal::KILL);
+            // Only those that are this process's own children by now; the others follow.
+            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::NOHANG);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

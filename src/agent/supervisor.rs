@@ -10,7 +10,7 @@
 //! - it holds a lock in the work folder: the next life of the agent starts nothing there before it is gone (I11).
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -18,12 +18,13 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::deadline::sleep_until;
-use super::descendants;
+use super::descendants::{self, Process};
 use crate::clock::{Ms, boottime_ms};
 
 /// How long a command that is told to end (SIGTERM) has before it is killed; less if its lease runs out sooner.
@@ -116,19 +117,11 @@ fn supervise() -> io::Result<End> {
         // Taken over and left unanswered: only the agent's orders, its end and the deadlines stop the work.
         let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
         let mut child_ended = signal(SignalKind::child())?;
-        let mut orders = read_orders();
+        let mut orders = read_orders(io::stdin());
         let Some(Order::Start(start)) = orders.recv().await else {
             return Err(io::Error::other("the first order is to start a command"));
         };
-        let mut work = Work {
-            me,
-            until_ms: start.until_ms,
-            time_ms: start.time_ms,
-            stopped: None,
-            kill_at_ms: Ms::MAX,
-            main: None,
-            code: None,
-        };
+        let mut work = Work::new(me, start.until_ms, start.time_ms);
         let not_started = |why: String, stopped| Ok(End { how: How::NotStarted(why), stopped });
         let lock = match File::options().create(true).append(true).open(&start.lock) {
             Ok(lock) => lock,
@@ -141,7 +134,7 @@ fn supervise() -> io::Result<End> {
             Ok(pid) => work.main = Some(pid),
             Err(why) => return not_started(why, None),
         }
-        while work.code.is_none() && boottime_ms() < work.kill_at_ms {
+        while work.is_under_way() {
             tokio::select! {
                 order = orders.recv() => work.obey(order),
                 _ = child_ended.recv() => drop(work.reap()),
@@ -151,23 +144,39 @@ fn supervise() -> io::Result<End> {
         work.kill_all().await;
         // `lock` is held until here, where nothing is left.
         drop(lock);
-        Ok(End { how: How::Code(work.code.unwrap_or(128 + Signal::KILL.as_raw())), stopped: work.stopped })
+        Ok(work.end())
     })
 }
 
 /// The work as its supervisor sees it.
-struct Work {
+pub(super) struct Work {
     me: Pid,
     until_ms: Ms,
     time_ms: Option<Ms>,
     stopped: Option<Cause>,
     /// From when on everything is killed.
     kill_at_ms: Ms,
-    main: Option<Pid>,
+    /// The command.
+    pub(super) main: Option<Pid>,
     code: Option<i32>,
 }
 
 impl Work {
+    /// Starts with nothing begun; `me` is this process, a subreaper.
+    pub(super) fn new(me: Pid, until_ms: Ms, time_ms: Option<Ms>) -> Self {
+        Self { me, until_ms, time_ms, stopped: None, kill_at_ms: Ms::MAX, main: None, code: None }
+    }
+
+    /// Says whether the command runs and may.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.code.is_none() && boottime_ms() < self.kill_at_ms
+    }
+
+    /// Returns how the command ended; one without a code was killed, or is about to be.
+    pub(super) fn end(&self) -> End {
+        End { how: How::Code(self.code.unwrap_or(128 + Signal::KILL.as_raw())), stopped: self.stopped }
+    }
+
     /// Waits until no other supervisor is at work in the folder: the last one's agent may have been killed a moment
     /// ago. Returns false when the work was stopped first.
     async fn wait_for_folder(&mut self, lock: &File, orders: &mut UnboundedReceiver<Order>) -> io::Result<bool> {
@@ -191,17 +200,41 @@ impl Work {
     fn obey(&mut self, order: Option<Order>) {
         match order {
             Some(Order::Start(_)) => {}
-            Some(Order::Until(ms)) => self.until_ms = self.until_ms.max(ms),
+            Some(Order::Until(ms)) => self.prolong(ms),
             Some(Order::Stop) => self.stop(Cause::Told, GRACE_MS),
-            None => {
-                self.stop(Cause::Told, 0);
-                self.kill_at_ms = boottime_ms();
-            }
+            None => self.die(),
+        }
+    }
+
+    /// Lets the work go on until `ms`: a renewal never shortens.
+    pub(super) fn prolong(&mut self, ms: Ms) {
+        self.until_ms = self.until_ms.max(ms);
+    }
+
+    /// Ends the work at once: nobody is left who answers for it.
+    pub(super) fn die(&mut self) {
+        self.stop(Cause::Told, 0);
+        self.kill_at_ms = boottime_ms();
+    }
+
+    /// Passes on what the command is to hear. After SIGTERM and SIGHUP it has five seconds before it is killed; it is
+    /// woken for them if it is stopped. What only programs agree on (SIGUSR1, SIGUSR2) is for the command alone: those
+    /// below it would die of it. The others go to all, as they do from a terminal: a shell that waits for a program
+    /// does not act on SIGINT or SIGTERM before that has ended.
+    pub(super) fn pass(&mut self, signal: Signal) {
+        let all = descendants::of(self.me, &[]);
+        let only_command = [Signal::USR1, Signal::USR2].contains(&signal);
+        let hears = |process: &&Process| !only_command || Some(process.pid) == self.main;
+        all.iter().filter(hears).for_each(|process| descendants::signal(*process, signal));
+        if [Signal::TERM, Signal::HUP].contains(&signal) {
+            all.iter().for_each(|process| descendants::signal(*process, Signal::CONT));
+            self.stopped.get_or_insert(Cause::Told);
+            self.kill_at_ms = self.kill_at_ms.min(boottime_ms().saturating_add(GRACE_MS));
         }
     }
 
     /// Looks at the deadlines.
-    fn judge(&mut self) {
+    pub(super) fn judge(&mut self) {
         let now = boottime_ms();
         if now >= self.until_ms {
             // Others may work with what the node leads to from now on: there is no time left to be gentle.
@@ -212,7 +245,8 @@ impl Work {
         }
     }
 
-    fn next_deadline_ms(&self) -> Ms {
+    /// Returns when to look at them next.
+    pub(super) fn next_deadline_ms(&self) -> Ms {
         let time_ms = self.time_ms.filter(|_| self.stopped.is_none()).unwrap_or(Ms::MAX);
         self.until_ms.min(time_ms).min(self.kill_at_ms)
     }
@@ -229,7 +263,7 @@ impl Work {
     }
 
     /// Collects what has ended; says whether any child is left.
-    fn reap(&mut self) -> bool {
+    pub(super) fn reap(&mut self) -> bool {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if Some(pid) == self.main => {
@@ -244,7 +278,7 @@ impl Work {
 
     /// Kills until nothing is left. What starts new processes meanwhile is met by the next walk, which follows at once;
     /// only what cannot be killed (another user's, or stuck in the kernel) is waited for with pauses.
-    async fn kill_all(&mut self) {
+    pub(super) async fn kill_all(&mut self) {
         let mut last = Vec::new();
         let mut pause_ms = 1;
         while self.reap() {
@@ -260,10 +294,12 @@ impl Work {
 }
 
 /// Reads orders on a thread of its own: its end must not wait for a read that never returns.
-fn read_orders() -> UnboundedReceiver<Order> {
+pub(super) fn read_orders<T: DeserializeOwned + Send + 'static>(
+    from: impl Read + Send + 'static,
+) -> UnboundedReceiver<T> {
     let (send, receive) = unbounded_channel();
     std::thread::spawn(move || {
-        for line in io::stdin().lock().lines() {
+        for line in BufReader::new(from).lines() {
             // An order that makes no sense is as good as a dead agent: the channel closes, everything is killed.
             let Some(order) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { return };
             if send.send(order).is_err() {

@@ -1,5 +1,7 @@
-//! `mediator agent`: a lab host; and `mediator supervise`, which the agent starts for each step.
+//! `mediator agent`: a lab host; and the supervisors: `mediator supervise`, which the agent starts for each step, and
+//! `mediator attend`, which `mediator hold` starts.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -29,4 +31,17 @@ pub fn run(args: &AgentArgs) -> ExitCode {
 /// Supervises one step, as told on standard input.
 pub fn supervise() -> ExitCode {
     agent::supervisor::run()
+}
+
+/// What `mediator hold` starts.
+#[derive(Args, Debug)]
+pub struct AttendArgs {
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Supervises the command of `mediator hold`.
+pub fn attend(args: &AttendArgs) -> ExitCode {
+    agent::here::run(&args.command)
 }

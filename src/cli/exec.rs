@@ -13,9 +13,9 @@ use super::{Context, Exit, Stop, out, text};
 use crate::client::encode;
 
 /// Gave up waiting for the nodes.
-const GAVE_UP: u8 = 124;
+pub const GAVE_UP: u8 = 124;
 /// Any other end that is not the command's own.
-const OUR_END: u8 = 125;
+pub const OUR_END: u8 = 125;
 /// The command was found, but could not be started.
 const NOT_EXECUTABLE: u8 = 126;
 /// There is no such command.
@@ -174,7 +174,7 @@ fn end(run: &Run) -> Exit {
 }
 
 /// Tells by an agent's error, "cannot start PROGRAM: ... (os error N)", why the command did not start.
-fn not_started(error: &str) -> u8 {
+pub fn not_started(error: &str) -> u8 {
     let number = error.strip_suffix(')').and_then(|text| text.rsplit_once("(os error "));
     match number.filter(|_| error.starts_with("cannot start ")).map(|(_, number)| number) {
         // ENOENT.

@@ -114,7 +114,7 @@ pub async fn pause_unless_parked(asked_at: i64) {
 }
 
 /// No answer, or one that says that there is no daemon to give one (a proxy in front), or not now.
-fn is_absence(error: &Error) -> bool {
+pub fn is_absence(error: &Error) -> bool {
     match error {
         Error::Unreachable { .. } => true,
         Error::Refused(problem) => matches!(

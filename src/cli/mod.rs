@@ -18,6 +18,7 @@ mod contract_file;
 mod events;
 mod exec;
 mod follow;
+mod hold;
 mod keeping;
 mod lint;
 mod lists;
@@ -47,8 +48,8 @@ struct Args {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done or succeeded; 1 the run failed or was cancelled; 2 usage; 3 the daemon can't \
-be reached; 4 refused; 5 gave up waiting; 6 the lab failed. `exec` ends with the command's own code; 124 gave up waiting, \
-125 any other end of ours, 126 and 127 as a shell gives them.";
+be reached; 4 refused; 5 gave up waiting; 6 the lab failed. `exec` and `hold` end with the command's own code; 124 gave up \
+waiting, 125 any other end of ours, 126 and 127 as a shell gives them.";
 
 /// Flags of every command that speaks to the daemon.
 #[derive(clap::Args, Debug)]
@@ -77,6 +78,9 @@ enum Command {
     /// Look after one step for the agent that started this
     #[command(hide = true)]
     Supervise,
+    /// Look after the command of `hold`
+    #[command(hide = true)]
+    Attend(agent::AttendArgs),
     #[command(flatten)]
     Client(ClientCommand),
     /// Check contracts without a daemon
@@ -90,6 +94,8 @@ enum ClientCommand {
     Submit(submit::Args),
     /// Run one command on a matching node and show its output
     Exec(exec::Args),
+    /// Wait for nodes, hold them, run a command here, and give them back
+    Hold(hold::Args),
     /// List runs, newest first
     Runs(runs::ListArgs),
     /// Show everything about a run
@@ -144,7 +150,7 @@ pub enum Exit {
     GaveUp,
     /// The lab failed, not the work: 6.
     LabFailed,
-    /// `exec` ends with the code of what it ran.
+    /// `exec` and `hold` end with the code of what they ran.
     Command(u8),
 }
 
@@ -247,11 +253,12 @@ pub fn run() -> ExitCode {
             agent::run(&args)
         }
         Command::Supervise => agent::supervise(),
+        Command::Attend(args) => agent::attend(&args),
         Command::Lint(args) => finish(lint::run(args, global.json), global.json),
         Command::Client(command) => {
-            let is_exec = matches!(command, ClientCommand::Exec(_));
+            let has_command = matches!(command, ClientCommand::Exec(_) | ClientCommand::Hold(_));
             let result = ask_daemon(command, &global);
-            finish(if is_exec { result.map_err(exec::as_own_end) } else { result }, global.json)
+            finish(if has_command { result.map_err(exec::as_own_end) } else { result }, global.json)
         }
     }
 }
@@ -288,6 +295,7 @@ fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
         match command {
             ClientCommand::Submit(args) => submit::run(args, context).await,
             ClientCommand::Exec(args) => exec::run(args, context).await,
+            ClientCommand::Hold(args) => hold::run(args, context).await,
             ClientCommand::Runs(args) => runs::list(args, context).await,
             ClientCommand::Show(args) => runs::show(args, context).await,
             ClientCommand::Why(args) => why::run(args, context).await,

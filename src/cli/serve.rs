@@ -69,7 +69,8 @@ async fn serve(config: Config) -> Result<(), String> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("cannot watch SIGINT: {error}"))?;
     let store = Store::open(&config.data, config.settings, Clock::system())?;
     store.sweep_records();
-    store.seal_owed().await;
+    // What a kill left behind. A longer backlog is worked off beside the service: nobody waits for it.
+    store.seal_owed(SEALS_FIRST).await;
     let listener =
         http::bind(&config.listen).await.map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let address = listener.local_addr().map_err(|error| format!("cannot tell the address: {error}"))?;
@@ -123,10 +124,13 @@ async fn serve(config: Config) -> Result<(), String> {
 async fn seal(store: Store) -> std::convert::Infallible {
     loop {
         let waiter = store.hub().wait_for(Topic::Ended);
-        store.seal_owed().await;
+        store.seal_owed(usize::MAX).await;
         let _ = tokio::time::timeout(SEAL_RETRY, waiter.told()).await;
     }
 }
+
+/// How many records are sealed before the daemon listens.
+const SEALS_FIRST: usize = 100;
 
 /// When a seal that failed is tried again.
 const SEAL_RETRY: Duration = Duration::from_secs(30);

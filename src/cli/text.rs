@@ -144,8 +144,8 @@ pub fn lasted(from: &str, to: &str) -> String {
     span(parse_rfc3339(to).unwrap_or_else(|| Clock::system().now()) - from)
 }
 
-/// Milliseconds in the largest unit that gives at least two of it. Clocks differ a little: negative is 0.
-fn span(ms: i64) -> String {
+/// Returns milliseconds in the largest unit that gives at least two of it. Clocks differ a little: negative is 0.
+pub fn span(ms: i64) -> String {
     match ms.max(0) / 1000 {
         s if s < 120 => format!("{s} s"),
         s if s < 2 * 3600 => format!("{} min", s / 60),

@@ -76,11 +76,12 @@ impl Store {
         }
     }
 
-    /// Seals what ended without its seal, until there is nothing left. Failures are logged and tried again by the
-    /// next call.
-    pub async fn seal_owed(&self) {
+    /// Seals what ended without its seal, until there is nothing left or `most` were looked at. Failures are logged and
+    /// tried again by the next call.
+    pub async fn seal_owed(&self, most: usize) {
         let mut after = String::new();
-        loop {
+        let mut left = most;
+        while left > 0 {
             let from = after.clone();
             let owed = match self.read(move |conn| owed(conn, &from)).await {
                 Ok(owed) => owed,
@@ -91,7 +92,8 @@ impl Store {
             };
             let Some(last) = owed.last() else { return };
             after = last.as_str().to_owned();
-            for run in owed {
+            for run in owed.into_iter().take(left) {
+                left -= 1;
                 match self.seal(&run).await {
                     Ok(_) | Err(Error::Stopping) => {}
                     Err(error) => log::error!("cannot seal run={run} cause={error}"),

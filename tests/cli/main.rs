@@ -3,6 +3,7 @@
 mod contracts;
 mod exec;
 mod fake;
+mod hold;
 mod inbox;
 mod kept;
 mod logs;

@@ -17,6 +17,7 @@ use sha2::Sha256;
 use tokio::task::JoinSet;
 
 use crate::config::Webhook;
+use crate::failpoint;
 use crate::store::hub::Topic;
 use crate::store::outbox::{self, Due};
 use crate::store::{Error, Store};
@@ -55,9 +56,14 @@ async fn serve(store: Store, sender: Sender, webhook: Webhook) {
         let (name, now) = (webhook.name.clone(), store.clock().now());
         let pause = match store.read(move |conn| outbox::next(conn, &name, now)).await {
             Ok(Ok(due)) => {
+                failpoint!("outbox.before_send");
                 let outcome = send(&store, &sender, &webhook, &due).await;
+                failpoint!("outbox.after_send");
                 match keep(&store, due, outcome).await {
-                    Ok(()) => continue,
+                    Ok(()) => {
+                        failpoint!("outbox.after_mark");
+                        continue;
+                    }
                     Err(Error::Stopping) => return,
                     Err(error) => {
                         // It will be sent again, with the same id: the receiver can tell.

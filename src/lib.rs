@@ -6,5 +6,6 @@ pub mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;
+pub mod failpoint;
 pub mod http;
 pub mod store;

@@ -17,6 +17,7 @@ use crate::clock::{Ms, rfc3339};
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::matching::Capability;
 use crate::domain::run::{Verdict, VerdictKind};
+use crate::failpoint;
 
 /// How many replaced instances are remembered for each node.
 const REPLACED: i64 = 16;
@@ -134,8 +135,10 @@ pub fn advertise(tx: &Tx, advert: &Advert) -> Result<Advertised, Error> {
     };
     let capabilities = serde_json::to_string(&advert.capabilities)?;
     let changed = store(tx, advert, known.as_ref(), &capabilities)?;
+    failpoint!("advert.after_store");
     if let Some(old) = restarted {
         replace(tx, node, &old)?;
+        failpoint!("advert.after_restart");
     }
     if advert.instance.is_some() {
         lease::renew_node(tx, node)?;

@@ -14,6 +14,7 @@ use super::logs::LogKey;
 use super::tx::{About, Tx};
 use super::{Error, Folder, Refusal, Store, random_text, views};
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// A file that is being received.
 #[derive(Debug)]
@@ -69,7 +70,9 @@ impl Store {
                 // Renamed before the commit: a row never points to nothing. A file without a row is swept at the seal.
                 std::fs::rename(&received.path, folder.join(id.to_string()))
                     .and_then(|()| File::open(&*folder)?.sync_all())
-                    .map_err(|error| Error::Disk(format!("keeping an artifact: {error}")))
+                    .map_err(|error| Error::Disk(format!("keeping an artifact: {error}")))?;
+                failpoint!("artifact.after_rename");
+                Ok(())
             })
             .await;
         if kept.is_err() {
@@ -156,6 +159,7 @@ impl Incoming {
     pub fn finish(mut self) -> io::Result<Received> {
         let file = self.file.take().expect("open until it is finished");
         file.sync_all()?;
+        failpoint!("artifact.after_sync");
         let sha256 = hex(&std::mem::take(&mut self.hash).finalize());
         Ok(Received { path: std::mem::take(&mut self.path), size: self.size, sha256 })
     }

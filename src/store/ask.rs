@@ -11,6 +11,7 @@ use crate::domain::contract::Kind;
 use crate::domain::ids::RunId;
 use crate::domain::run::RunState;
 use crate::domain::step::StepState;
+use crate::failpoint;
 
 /// An answer as it came in.
 #[derive(Clone, Debug)]
@@ -79,6 +80,7 @@ pub fn answer(tx: &Tx, answer: &Answer) -> Result<bool, Error> {
         let why = format!("was answered `{}` by {}", answer.answer, answer.by);
         progress::fail(tx, &mut live, at, &result, &why)?;
     }
+    failpoint!("ask.after_answer");
     Ok(true)
 }
 

@@ -5,6 +5,7 @@ use super::runs;
 use super::tx::Tx;
 use crate::domain::ids::RunId;
 use crate::domain::run::VerdictKind;
+use crate::failpoint;
 
 /// Cancels a run; a run that has ended stays as it is. Returns whether anything changed.
 ///
@@ -23,5 +24,6 @@ pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<bo
     };
     runs::end(tx, &row, &runs::verdict(VerdictKind::Cancelled, detail))?;
     tx.owe_wake();
+    failpoint!("cancel.after");
     Ok(true)
 }

@@ -9,6 +9,7 @@ use super::hub::Topic;
 use super::tx::{About, Tx};
 use super::{Error, not_found, progress};
 use crate::domain::ids::NodeId;
+use crate::failpoint;
 
 /// Lets no new lease onto a node, on an operator's behalf. Kept over restarts of the daemon and the agent. Returns
 /// whether anything changed.
@@ -34,6 +35,7 @@ pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: 
     tx.event("node.drained", About::node(node), json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
     log::info!("node drained node={node} mode={} by={by:?}", mode.as_str());
     progress::resume(tx, node)?;
+    failpoint!("drain.after");
     Ok(true)
 }
 
@@ -59,6 +61,7 @@ pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<bool, Error> {
     log::info!("node undrained node={node} by={by:?}");
     tx.owe_wake();
     progress::resume(tx, node)?;
+    failpoint!("undrain.after");
     Ok(true)
 }
 
@@ -85,6 +88,7 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     tx.touch(node);
     tx.tell(Topic::Node(node.clone()));
     tx.event("node.removed", About::node(node), json!({"by": by}))?;
+    failpoint!("remove.after");
     log::info!("node removed node={node} by={by:?}");
     Ok(())
 }

@@ -14,6 +14,7 @@ use super::runs::RunRow;
 use super::tx::{About, Tx};
 use super::{Error, nonce};
 use crate::domain::ids::{NodeId, RunId};
+use crate::failpoint;
 
 /// The node that could not be leased because another run has it (I1).
 #[derive(Debug)]
@@ -47,6 +48,7 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
                SELECT :node, run_id, arrival, principal, work, :now FROM runs WHERE run_id = :run"#,
         )?
         .execute(named_params! { ":node": node.as_str(), ":run": run.run_id.as_str(), ":now": tx.now })?;
+    failpoint!("lease.after_grant");
     tx.touch(node);
     tx.event("node.leased", About::run(&run.run_id).on(node), json!({}))?;
     Ok(Ok(()))
@@ -72,6 +74,7 @@ pub(super) fn end(tx: &Tx, run: &RunId, node: &NodeId, why: &str) -> Result<(), 
             r#"UPDATE lease_history SET "to" = ?3, why = ?4 WHERE run_id = ?1 AND node_id = ?2 AND "to" IS NULL"#,
         )?
         .execute((run.as_str(), node.as_str(), tx.now, why))?;
+    failpoint!("lease.after_end");
     tx.touch(node);
     tx.freed(node);
     tx.tell(Topic::Node(node.clone()));

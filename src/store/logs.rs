@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Folder;
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// Which log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +90,7 @@ impl Logs {
             kept.extend_from_slice(format!("\n[mediator: cut after {} bytes]\n", self.max_bytes).as_bytes());
             file.write_all(&kept)?;
         }
+        failpoint!("log.after_append");
         Ok(Appended::Taken)
     }
 
@@ -119,6 +121,7 @@ impl Logs {
     /// The file system's.
     pub fn sync(&self, key: &LogKey) -> io::Result<()> {
         let path = self.path(key);
+        failpoint!("log.before_sync");
         match File::open(&path) {
             Ok(file) => {
                 if let Err(error) = file.sync_all() {
@@ -137,6 +140,7 @@ impl Logs {
                 break;
             }
         }
+        failpoint!("log.after_sync");
         Ok(())
     }
 }

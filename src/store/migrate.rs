@@ -5,6 +5,7 @@ use std::path::Path;
 use rusqlite::Connection;
 
 use super::Error;
+use crate::failpoint;
 
 /// The schema of this version, as a new folder gets it.
 const SCHEMA: &str = include_str!("../../schema.sql");
@@ -32,7 +33,10 @@ pub(super) fn migrate(conn: &Connection, path: &Path) -> Result<(), Error> {
         let script = format!(
             "BEGIN IMMEDIATE; {SCHEMA}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT"
         );
-        return Ok(conn.execute_batch(&script)?);
+        failpoint!("migrate.before");
+        conn.execute_batch(&script)?;
+        failpoint!("migrate.after");
+        return Ok(());
     }
     if application != APPLICATION {
         return Err(Error::Unusable("it is not a database of mediator".into()));
@@ -46,7 +50,9 @@ pub(super) fn migrate(conn: &Connection, path: &Path) -> Result<(), Error> {
         let script = script.ok_or_else(|| Error::Unusable(format!("its schema {from} is unknown")))?;
         log::info!("migrating path={shown} from={from} to={}", from + 1);
         let script = format!("BEGIN IMMEDIATE; {script}; PRAGMA user_version = {}; COMMIT", from + 1);
+        failpoint!("migrate.before");
         conn.execute_batch(&script)?;
+        failpoint!("migrate.after");
     }
     Ok(())
 }

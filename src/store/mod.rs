@@ -59,6 +59,7 @@ use writer::{Pending, Waiting, Writer};
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// The deadline of what has none: 2^53 - 1, so that it is a number everywhere.
 pub const NEVER: Ms = 9_007_199_254_740_991;
@@ -269,7 +270,9 @@ fn boot(conn: &Connection, clock: &Clock) -> Result<i64, Error> {
          ON CONFLICT (one) DO UPDATE SET number = ?1, started_at = ?2, clock_offset = ?3",
         (number, clock.now(), clock.offset()),
     )?;
+    failpoint!("boot.before_commit");
     conn.execute_batch("COMMIT")?;
+    failpoint!("boot.after_commit");
     Ok(number)
 }
 

@@ -11,6 +11,7 @@ use super::tx::{About, Tx};
 use super::views::{At, Page};
 use super::{Error, not_found, random_text};
 use crate::clock::{Ms, rfc3339};
+use crate::failpoint;
 
 /// Pauses before each further attempt, in milliseconds: about a day in all, then it is given up and kept as failed.
 const PAUSES_MS: [i64; 11] =
@@ -73,6 +74,7 @@ pub(super) fn enqueue(tx: &Tx, event: &str, about: About, data: &Value) -> Resul
                 ":message": format!("msg_{}", random_text(26)), ":webhook": webhook.name, ":event": event,
                 ":run": about.run.map(|run| run.as_str()), ":payload": payload.to_string(), ":now": tx.now,
             })?;
+        failpoint!("outbox.after_row");
         tx.tell(Topic::Outbox);
     }
     Ok(())

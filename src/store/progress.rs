@@ -21,6 +21,7 @@ use crate::domain::matching::{self, Requirement};
 use crate::domain::plan::{self, Progress};
 use crate::domain::run::{RunState, Verdict, VerdictKind};
 use crate::domain::step::{StepEvent, StepState};
+use crate::failpoint;
 
 /// A running run in the hands of a write.
 pub(super) struct Live {
@@ -189,6 +190,7 @@ pub(super) fn start(tx: &Tx, live: &mut Live) -> Result<Result<(), lease::Taken>
             nodes.push(node);
         }
     }
+    failpoint!("start.after_leases");
     place_steps(tx, live)?;
     tx.event("run.started", About::run(&live.run.run_id), json!({"assigned": live.run.assigned}))?;
     advance(tx, live)?;
@@ -313,6 +315,7 @@ fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquire) -> Resul
     let had = result["acquired"] == true;
     live.steps[at].had = Some(had);
     live.step(tx, at, StepEvent::Acquire, &Set::result(&result))?;
+    failpoint!("acquire.after");
     place_steps(tx, live)?;
     let id = live.contract.steps[at].id.clone();
     tx.event("step.acquired", live.about(at), json!({"id": id, "acquired": had}))
@@ -321,6 +324,7 @@ fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquire) -> Resul
 fn raise(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>) -> Result<(), Error> {
     let deadline = tx.after(timeout_ms.unwrap_or(tx.settings.ask_timeout_ms));
     live.begin(tx, at, StepEvent::Ask, &Set { deadline, ..Set::nothing() }, None)?;
+    failpoint!("ask.after_raise");
     let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
     tx.event("ask.raised", live.about(at), data)
 }
@@ -338,6 +342,7 @@ fn open_hold(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>) -> Re
     }
     let deadline = timeout_ms.map_or(NEVER, |ms| tx.after(ms));
     live.begin(tx, at, StepEvent::Claim, &Set { deadline, ..Set::nothing() }, None)?;
+    failpoint!("hold.after_open");
     if !live.contract.attended {
         set_holder(tx, live, tx.after(tx.settings.hold_ttl_ms))?;
     }
@@ -431,6 +436,7 @@ pub(super) fn claim(tx: &Tx, live: &mut Live, at: usize, instance: &str, nonce: 
     let deadline = command.timeout_ms.map_or(NEVER, |ms| tx.after(ms.saturating_add(STEP_GRACE_MS)));
     let set = Set { instance: Some(instance.to_owned()), deadline, result: None };
     live.begin(tx, at, StepEvent::Claim, &set, Some(nonce))?;
+    failpoint!("claim.after_step");
     let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
     tx.event("step.claimed", live.about(at), data)
 }
@@ -444,6 +450,7 @@ pub(super) fn finish(tx: &Tx, live: &mut Live, at: usize, result: &Value) -> Res
     live.step(tx, at, StepEvent::Finish, &Set::result(result))?;
     live.close_attempt(tx, at, attempt, result)?;
     close_hold(tx, live, at)?;
+    failpoint!("result.after_step");
     tell_end(tx, live, at, "done", attempt, result)?;
     give_back(tx, live)?;
     advance(tx, live)
@@ -458,6 +465,7 @@ pub(super) fn fail(tx: &Tx, live: &mut Live, at: usize, result: &Value, why: &st
             live.step(tx, back, StepEvent::RollBack, &Set::nothing())?;
         }
         close_hold(tx, live, at)?;
+        failpoint!("rollback.after");
         let data = json!({"id": live.contract.steps[at].id, "attempt": attempt, "result": result});
         tx.event("step.rolled-back", live.about(at), data)?;
         if let Some(node) = &live.steps[at].node_id {
@@ -522,6 +530,7 @@ fn give_back(tx: &Tx, live: &Live) -> Result<(), Error> {
     for node in lease::held(tx, &live.run.run_id)? {
         if !needed.contains(&node.as_str()) {
             lease::end(tx, &live.run.run_id, &node, "released")?;
+            failpoint!("release.after");
         }
     }
     Ok(())

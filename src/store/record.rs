@@ -17,6 +17,7 @@ use super::artifacts::{artifacts_folder, hex};
 use super::views::{self, At};
 use super::{Error, Folder, Refusal, Store, not_found, random_text};
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// Where a run's record stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,9 +68,11 @@ impl Store {
             let manifest = written.map_err(|error| super::logs::file_error(&error))?;
             let (own, hash) = (run.clone(), manifest.clone());
             let marked = self.write(move |tx| mark(tx, &own, last_event, &hash)).await?;
+            failpoint!("seal.after_mark");
             if marked {
                 // The working files have served; a crash before this line leaves them to the next start.
                 let _ = fs::remove_dir_all(self.folder().run(run));
+                failpoint!("seal.after_clean");
                 return Ok(manifest);
             }
             // A late report was noted meanwhile: it belongs into the record.
@@ -194,7 +197,9 @@ fn write(folder: &Folder, run: &RunId, content: &Content) -> io::Result<String> 
     let mut draft = Draft { root: temporary.clone(), files: Vec::new() };
     let outcome = draft.fill(folder, run, content).and_then(|manifest| {
         sync_tree(&temporary)?;
+        failpoint!("seal.after_files");
         fs::rename(&temporary, &place)?;
+        failpoint!("seal.after_rename");
         File::open(&records)?.sync_all()?;
         File::open(folder.path())?.sync_all()?;
         Ok(manifest)

@@ -8,6 +8,7 @@ use super::tx::Tx;
 use super::{Error, NEVER, runs};
 use crate::clock::rfc3339;
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// What a renewal is answered with.
 #[derive(Clone, Debug, Serialize)]
@@ -41,5 +42,6 @@ pub fn renew(tx: &Tx, run: &RunId, principal: &str, operator: bool) -> Result<Re
     tx.conn
         .prepare_cached("UPDATE runs SET holder_until = ?2, holder_grace = 0 WHERE run_id = ?1")?
         .execute((run.as_str(), until))?;
+    failpoint!("renew.after");
     Ok(Renewed { state, not_after: Some(rfc3339(until, tx.offset)), ttl_seconds: Some(ttl_seconds(until, tx.now)) })
 }

@@ -16,6 +16,7 @@ use super::views::At;
 use super::{Error, NEVER};
 use crate::clock::rfc3339;
 use crate::domain::ids::RunId;
+use crate::failpoint;
 
 /// How fingerprints are made now; one made differently is compared with its own version's algorithm.
 const FP_VERSION: i64 = 1;
@@ -127,6 +128,7 @@ pub fn once(
         return Ok(Answered::Replay(answer, kept));
     }
     let Effect { answer, changed, run } = effect(tx)?;
+    failpoint!("request.after_effect");
     if !changed {
         return Ok(Answered::New(answer, None));
     }
@@ -143,6 +145,7 @@ pub fn once(
             ":due": due_at, ":version": FP_VERSION, ":fingerprint": keyed.fingerprint, ":status": answer.status,
             ":headers": Value::Object(headers).to_string(), ":body": answer.body,
         })?;
+    failpoint!("request.after_row");
     let kept = Kept { expires: rfc3339(due_at, tx.offset) };
     Ok(Answered::New(answer, Some(kept)))
 }
@@ -242,6 +245,7 @@ pub(super) fn prune(tx: &Tx) -> Result<(), Error> {
                          due_at = ?3 WHERE scope = ?1 AND key = ?2",
                 )?
                 .execute((&scope, &key, tx.after(tx.settings.idempotency_tombstone_ms)))?;
+            failpoint!("prune.after");
         }
     }
     Ok(())

@@ -13,6 +13,7 @@ use crate::domain::contract::Kind;
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::run::{RunState, Verdict, VerdictKind};
 use crate::domain::step::StepState;
+use crate::failpoint;
 
 /// A report as it came in.
 #[derive(Clone, Debug)]
@@ -133,6 +134,7 @@ pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
             ":report": canonical, ":answer": answer.to_string(), ":now": tx.now, ":run": report.run.as_str(),
             ":seq": report.seq, ":attempt": report.attempt,
         })?;
+    failpoint!("result.after_report");
     Ok(Reported::Taken(answer))
 }
 

@@ -15,6 +15,7 @@ use crate::domain::contract::Contract;
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::json;
 use crate::domain::run::{RunEvent, RunState, Verdict, VerdictKind};
+use crate::failpoint;
 
 /// A role with the nodes it was given, as it is stored and shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -167,8 +168,10 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
     if !move_run(tx, id, run.state, event, Some(verdict))? {
         return Err(Error::Broken(format!("run {id} is not {} any more", run.state)));
     }
+    failpoint!("run.after_state");
     // Which nodes have a step in hand is asked before the steps are ended: they have to settle.
     lease::end_all(tx, run, verdict.kind.as_str())?;
+    failpoint!("run.after_leases");
     let unfinished = "run_id = :run AND state IN ('PENDING', 'CLAIMED', 'ASKED')";
     tx.conn
         .prepare_cached(&format!(
@@ -189,6 +192,7 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
              WHERE {unfinished}"
         ))?
         .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    failpoint!("run.after_steps");
     request::release(tx, id)?;
     let to = run.state.next(event)?;
     if verdict.kind == VerdictKind::NodeLost {

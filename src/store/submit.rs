@@ -21,6 +21,7 @@ use crate::domain::ids::RunId;
 use crate::domain::json::Json;
 use crate::domain::matching::{self, Node, Reject, Requirement};
 use crate::domain::run::{RunState, VerdictKind};
+use crate::failpoint;
 
 /// A submission as it came in.
 #[derive(Clone, Debug)]
@@ -184,7 +185,9 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
             ":holder_until": if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER },
         })?;
+    failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
+    failpoint!("submit.after_steps");
     tx.conn
         .prepare_cached("INSERT INTO records (run_id, opened_at) VALUES (?1, ?2)")?
         .execute((id.as_str(), tx.now))?;
@@ -196,12 +199,14 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             remember(tx, shape, &contract.requires);
             runs::join_queue(tx, &submission.principal, contract.priority)?;
             tx.event("run.queued", About::run(id), about())?;
+            failpoint!("queue.after_rows");
             log::info!("run queued run={id} principal={}", submission.principal);
         }
         New::Rejected(reject) => {
             let data = json!({"state": state.as_str(), "verdict": {"kind": "rejected", "detail": reject.detail}});
             tx.event("run.ended", About::run(id), data)?;
             tx.tell(Topic::Ended);
+            failpoint!("reject.after_rows");
             log::info!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail);
         }
     }

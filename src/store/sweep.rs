@@ -20,6 +20,7 @@ use super::{Error, lease};
 use crate::domain::ids::RunId;
 use crate::domain::matching::{self, Node, Requirement};
 use crate::domain::run::RunState;
+use crate::failpoint;
 
 /// A place in the queue: higher priority first, then earlier arrival. The smallest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,6 +179,7 @@ fn promote(tx: &Tx, run: &RunId) -> Result<Promotion, Error> {
         if !runs::promote(tx, run, &row.assigned, limit)? {
             return undo();
         }
+        failpoint!("promote.after_state");
         row.state = RunState::Running;
         let mut live = Live::load(tx, row)?;
         match progress::start(tx, &mut live)? {

@@ -6,6 +6,7 @@ use sha2::{Digest as _, Sha256};
 use super::folder::Folder;
 use super::{Error, random_text};
 use crate::clock::Ms;
+use crate::failpoint;
 
 /// Who a token belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +65,11 @@ pub(super) fn load(conn: &Connection, folder: &Folder, now: Ms) -> Result<Tokens
              VALUES (:id, 'operator', 'operator', :hash, :now)",
             named_params! { ":id": id, ":hash": hash(&text), ":now": now },
         )?;
+        failpoint!("token.after_row");
         folder
             .write_private(FILE, &format!("{text}\n"))
             .map_err(|error| Error::Disk(format!("writing {}: {error}", path.display())))?;
+        failpoint!("token.after_file");
     }
     read(conn)
 }

@@ -21,6 +21,7 @@ use super::tx::{Effects, Memory, Tx};
 use super::{Error, NEVER, reaper, sweep};
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
+use crate::failpoint;
 
 /// The most writes that share a commit: more would only make the first of them wait longer.
 const GROUP: usize = 256;
@@ -157,6 +158,7 @@ impl Writer {
         let tx = self.tx(false);
         reaper::grant_start_grace(&tx)?;
         self.commit()?;
+        failpoint!("start.after_grace");
         self.owes_wake = true;
         self.wake();
         Ok(())
@@ -215,6 +217,7 @@ impl Writer {
         }
         let mut done: Vec<(Box<dyn Write>, Result<(), Error>)> = Vec::new();
         let outcome = self.begin().and_then(|()| {
+            failpoint!("group.after_begin");
             let mut kept = Effects::default();
             while let Some(mut write) = group.pop_front() {
                 let tx = self.tx(self.owes_wake || kept.wake);
@@ -237,12 +240,15 @@ impl Writer {
             }
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
+            failpoint!("group.before_commit");
             self.commit()?;
+            failpoint!("group.after_commit");
             Ok(kept)
         });
         match outcome {
             Ok(kept) => {
                 let failed = if kept.wake { self.try_wake().err() } else { None };
+                failpoint!("group.before_answer");
                 self.hub.tell(kept.topics);
                 for (write, result) in done {
                     write.answer(result);
@@ -270,14 +276,18 @@ impl Writer {
     /// Wakes the queue in a transaction of its own; it is owed until that is committed.
     fn try_wake(&mut self) -> Result<(), Error> {
         self.owes_wake = true;
+        failpoint!("wake.before");
         for _ in 0..SWEEPS {
             self.begin()?;
+            failpoint!("wake.after_begin");
             let tx = self.tx(false);
             sweep::sweep(&tx)?;
             let effects = tx.into_effects();
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
+            failpoint!("wake.before_commit");
             self.commit()?;
+            failpoint!("wake.after_commit");
             self.owes_wake = effects.wake;
             self.hub.tell(effects.topics);
             if !self.owes_wake {
@@ -300,12 +310,15 @@ impl Writer {
             self.wake();
         }
         let outcome = self.begin().and_then(|()| {
+            failpoint!("reap.after_begin");
             let tx = self.tx(false);
             let failed = reaper::pass(&tx, self.started)?;
             let effects = tx.into_effects();
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
+            failpoint!("reap.before_commit");
             self.commit()?;
+            failpoint!("reap.after_commit");
             Ok((effects, failed))
         });
         match outcome {
@@ -467,7 +480,9 @@ fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<(i64, i64, i64)
     // Readers are not waited for: the writer has better things to do, and tries again.
     conn.busy_timeout(Duration::from_millis(20))?;
     let read = |row: &rusqlite::Row| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    failpoint!("checkpoint.before");
     let result = conn.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], read);
+    failpoint!("checkpoint.after");
     conn.busy_timeout(Duration::from_millis(5000))?;
     match result {
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok((1, 0, 0)),

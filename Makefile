@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check clean
+.PHONY: help build demo test crash check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -16,6 +16,9 @@ demo: ## a lab on this machine for half a minute, killed in the middle (KEEP=1 k
 
 test: ## run the tests: plain `cargo test`, nothing else is needed
 	$(CARGO) test --locked
+
+crash: ## kill the daemon at every named point, more than a thousand times (tests/crash/README.md)
+	$(CARGO) test --locked --features failpoints --test crash -- --nocapture
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

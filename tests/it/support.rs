@@ -539,7 +539,7 @@ impl Up {
     }
 }
 
-fn open_rows(dir: &Path) -> Connection {
+pub fn open_rows(dir: &Path) -> Connection {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let rows = Connection::open_with_flags(dir.join(DATABASE), flags).expect("the database");
     rows.busy_timeout(Duration::from_secs(20)).expect("a time-out");
@@ -573,7 +573,7 @@ pub fn contract(text: &str) -> Contract {
 
 /// Returns the waiting runs that would fit the nodes that are free now; runs that could be too wide are left out,
 /// since the last sweep may have left them for their width (I6).
-fn could_start(rows: &Connection, now: Ms, settings: &Settings) -> Vec<String> {
+pub fn could_start(rows: &Connection, now: Ms, settings: &Settings) -> Vec<String> {
     let nodes = available(rows, now, settings);
     let nodes: Vec<&Node> = nodes.iter().collect();
     let mut statement = rows.prepare_cached("SELECT run_id, contract FROM runs WHERE state = 'QUEUED'").expect("SQL");

@@ -1,0 +1,9 @@
+//! Kills the built daemon at every named point and sees what is left. Needs the feature `failpoints` (`make crash`);
+//! README.md in this folder tells what is tried and how to repeat a failure.
+
+mod daemon;
+mod matrix;
+mod scenarios;
+#[allow(dead_code, reason = "the behaviour tests use the rest of it")]
+#[path = "../it/support.rs"]
+mod support;

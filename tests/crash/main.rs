@@ -4,6 +4,5 @@
 mod daemon;
 mod matrix;
 mod scenarios;
-#[allow(dead_code, reason = "the behaviour tests use the rest of it")]
 #[path = "../it/support.rs"]
 mod support;

@@ -17,7 +17,16 @@ pub struct Daemon {
     dir: std::path::PathBuf,
 }
 
-/// There was no answer: the daemon died.
+/// How a daemon is set up.
+#[derive(Clone, Default)]
+pub struct Lab {
+    /// Where a receiver of notifications listens.
+    pub webhook: Option<String>,
+    /// How long keys are remembered, if not for a week.
+    pub retention_seconds: Option<&'static str>,
+}
+
+/// There was no answer, or "not now": the daemon died, or its disk failed. The same is to be asked again.
 #[derive(Debug)]
 pub struct Died;
 
@@ -26,13 +35,20 @@ pub type Answer = (u16, Value);
 
 impl Daemon {
     /// Starts a daemon on `dir`; `None` if it died before it was ready. Orders are read from `dir.orders`.
-    pub fn start(dir: &Path, webhook: Option<&str>) -> Option<Self> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mediator"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(dir);
+    pub fn start(dir: &Path, lab: &Lab) -> Option<Self> {
+        Self::start_under(&[], env!("CARGO_BIN_EXE_mediator"), dir, lab)
+    }
+
+    /// Starts `binary` under another program, e.g. a tracer.
+    pub fn start_under(tracer: &[String], binary: &str, dir: &Path, lab: &Lab) -> Option<Self> {
+        let words: Vec<&str> = tracer.iter().map(String::as_str).chain([binary]).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(dir);
         command.env("MEDIATOR_FAILPOINTS", orders(dir)).env("RUST_LOG", "off");
-        // Short, so that the suite need not wait for what falls due.
-        command.env("MEDIATOR_IDEMPOTENCY_RETENTION_SECONDS", "0.4");
-        if let Some(url) = webhook {
+        if let Some(seconds) = lab.retention_seconds {
+            command.env("MEDIATOR_IDEMPOTENCY_RETENTION_SECONDS", seconds);
+        }
+        if let Some(url) = &lab.webhook {
             let file = dir.with_extension("toml");
             let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
             let text = format!("[[webhook]]\nname = \"test\"\nurl = \"{url}\"\nsecret = \"{secret}\"\n");
@@ -54,9 +70,9 @@ impl Daemon {
     /// Sends one request.
     ///
     /// # Errors
-    /// [`Died`] when it is not answered.
+    /// [`Died`] when it is not answered, or answered that it could not be done now.
     pub fn call(&self, method: &str, path: &str, key: Option<&str>, body: &str) -> Result<Answer, Died> {
-        self.exchange(method, path, key, body).ok_or(Died)
+        self.exchange(method, path, key, body).filter(|(status, _)| !matches!(status, 503 | 507)).ok_or(Died)
     }
 
     fn exchange(&self, method: &str, path: &str, key: Option<&str>, body: &str) -> Option<Answer> {
@@ -108,8 +124,19 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Killed, never closed: a tidy end would hide what a crash leaves.
-        let _ = self.child.kill();
+        // Killed, never closed: a tidy end would hide what a crash leaves. Under a tracer the daemon is its child, and
+        // the tracer ends once it has seen that end: only then is the folder free.
+        let mut is_traced = false;
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        for child in std::fs::read_to_string(children).unwrap_or_default().split_whitespace() {
+            if let Some(pid) = child.parse().ok().and_then(rustix::process::Pid::from_raw) {
+                is_traced = true;
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        if !is_traced {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
     }
 }

@@ -6,3 +6,4 @@ mod matrix;
 mod scenarios;
 #[path = "../it/support.rs"]
 mod support;
+mod syscalls;

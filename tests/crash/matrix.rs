@@ -13,8 +13,8 @@ use mediator::config::Settings;
 use mediator::failpoint;
 use mediator::store::invariants;
 
-use crate::daemon::{Daemon, orders};
-use crate::scenarios::{NOTIFYING, SCENARIOS, Scenario};
+use crate::daemon::{Daemon, Lab, orders};
+use crate::scenarios::{FORGETTING, NOTIFYING, SCENARIOS, Scenario};
 use crate::support::could_start;
 
 static KILLS: AtomicUsize = AtomicUsize::new(0);
@@ -24,7 +24,7 @@ static REACHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 #[test]
 fn killed_at_any_point_nothing_is_lost_and_nothing_is_done_twice() {
     let receiver = receiver();
-    let queue: Mutex<Vec<&Scenario>> = Mutex::new(SCENARIOS.iter().chain([&NOTIFYING]).rev().collect());
+    let queue: Mutex<Vec<&Scenario>> = Mutex::new(SCENARIOS.iter().chain([&NOTIFYING, &FORGETTING]).rev().collect());
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4)) {
             scope.spawn(|| {
@@ -45,20 +45,21 @@ fn killed_at_any_point_nothing_is_lost_and_nothing_is_done_twice() {
 }
 
 /// One scenario with its prepared lab and the end it must come to.
-struct Case<'a> {
+pub struct Case<'a> {
     scenario: &'a Scenario,
-    receiver: Option<&'a str>,
+    lab: Lab,
     prepared: tempfile::TempDir,
     expected: Vec<String>,
 }
 
 impl<'a> Case<'a> {
-    fn new(scenario: &'a Scenario, receiver: &'a str) -> Self {
-        let receiver = scenario.webhook.then_some(receiver);
+    pub fn new(scenario: &'a Scenario, receiver: &'a str) -> Self {
+        let webhook = scenario.webhook.then(|| receiver.to_owned());
+        let lab = Lab { webhook, retention_seconds: scenario.retention_seconds };
         let prepared = tempfile::tempdir().expect("there is room");
-        let mut case = Self { scenario, receiver, prepared, expected: Vec::new() };
+        let mut case = Self { scenario, lab, prepared, expected: Vec::new() };
         {
-            let daemon = Daemon::start(&case.prepared.path().join("data"), receiver).expect("it starts");
+            let daemon = Daemon::start(&case.prepared.path().join("data"), &case.lab).expect("it starts");
             (scenario.prepare)(&daemon).expect("nobody kills it");
         }
         let (_folder, daemon) = case.copy_and_start();
@@ -67,7 +68,7 @@ impl<'a> Case<'a> {
         case
     }
 
-    fn copy(&self) -> tempfile::TempDir {
+    pub fn copy(&self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("there is room");
         copy(&self.prepared.path().join("data"), &folder.path().join("data"));
         folder
@@ -75,7 +76,7 @@ impl<'a> Case<'a> {
 
     fn copy_and_start(&self) -> (tempfile::TempDir, Daemon) {
         let folder = self.copy();
-        let daemon = Daemon::start(&folder.path().join("data"), self.receiver).expect("it starts");
+        let daemon = Daemon::start(&folder.path().join("data"), &self.lab).expect("it starts");
         (folder, daemon)
     }
 
@@ -113,19 +114,29 @@ impl<'a> Case<'a> {
         KILLS.fetch_add(usize::from(died), Ordering::Relaxed);
         if let Some(second) = second {
             std::fs::write(orders(&data), format!("count {second} again")).expect("there is room");
-            let again = Daemon::start(&data, self.receiver);
+            let again = Daemon::start(&data, &self.lab);
             reached = again.is_none();
             KILLS.fetch_add(usize::from(reached), Ordering::Relaxed);
         }
         note_reached(&data);
         let _ = std::fs::remove_file(orders(&data));
-        let daemon = Daemon::start(&data, self.receiver).unwrap_or_else(|| panic!("{what}: it does not start again"));
-        judge(&daemon, &what);
-        (self.scenario.act)(&daemon).unwrap_or_else(|_| panic!("{what}: it dies without being killed"));
-        judge(&daemon, &what);
-        assert_eq!(snapshot(&daemon), self.expected, "{what}");
+        self.recover(&data, &what);
         note_reached(&data);
         reached
+    }
+
+    /// Does the thing on a daemon that somebody may kill; says whether it was answered throughout.
+    pub fn act(&self, daemon: &Daemon) -> bool {
+        (self.scenario.act)(daemon).is_ok()
+    }
+
+    /// Starts on what a kill has left, judges it, asks the same again, and compares with a life without a kill.
+    pub fn recover(&self, data: &Path, what: &str) {
+        let daemon = Daemon::start(data, &self.lab).unwrap_or_else(|| panic!("{what}: it does not start again"));
+        judge(&daemon, what);
+        (self.scenario.act)(&daemon).unwrap_or_else(|_| panic!("{what}: it dies without being killed"));
+        judge(&daemon, what);
+        assert_eq!(snapshot(&daemon), self.expected, "{what}");
     }
 }
 
@@ -140,12 +151,12 @@ fn first_start() {
         let folder = tempfile::tempdir().expect("there is room");
         let data = folder.path().join("data");
         std::fs::write(orders(&data), format!("count {point}")).expect("there is room");
-        let started = Daemon::start(&data, None);
+        let started = Daemon::start(&data, &Lab::default());
         KILLS.fetch_add(usize::from(started.is_none()), Ordering::Relaxed);
         let through = started.is_some();
         drop(started);
         std::fs::remove_file(orders(&data)).expect("it is there");
-        let daemon = Daemon::start(&data, None).unwrap_or_else(|| panic!("first start, killed at {point}"));
+        let daemon = Daemon::start(&data, &Lab::default()).unwrap_or_else(|| panic!("first start, killed at {point}"));
         judge(&daemon, "first start");
         let (status, answer) = daemon.call("GET", "/v1/runs", None, "").expect("it answers");
         assert_eq!(status, 200, "the token of a start killed at {point}: {answer}");
@@ -161,13 +172,13 @@ fn stop() {
     for point in 1.. {
         let folder = tempfile::tempdir().expect("there is room");
         let data = folder.path().join("data");
-        let mut daemon = Daemon::start(&data, None).expect("it starts");
+        let mut daemon = Daemon::start(&data, &Lab::default()).expect("it starts");
         std::fs::write(orders(&data), format!("count {point}")).expect("there is room");
         daemon.stop();
         note_reached(&data);
         let reached = std::fs::read_to_string(reached_file(&data)).unwrap_or_default();
         std::fs::remove_file(orders(&data)).expect("it is there");
-        let again = Daemon::start(&data, None).expect("it starts again");
+        let again = Daemon::start(&data, &Lab::default()).expect("it starts again");
         judge(&again, "a tidy end");
         KILLS.fetch_add(1, Ordering::Relaxed);
         if reached.ends_with("checkpoint.before\ncheckpoint.after\n") && point > 1 {

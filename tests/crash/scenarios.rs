@@ -13,6 +13,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Whether a receiver of notifications listens.
     pub webhook: bool,
+    /// How long keys are remembered, if not for a week.
+    pub retention_seconds: Option<&'static str>,
     pub prepare: fn(&Daemon) -> Result<(), Died>,
     /// Done again, the same, until it gets through: keys and ids are fixed.
     pub act: fn(&Daemon) -> Result<(), Died>,
@@ -20,7 +22,7 @@ pub struct Scenario {
 
 macro_rules! scenarios {
     ($($name:literal $prepare:expr, $act:expr;)*) => {
-        &[$(Scenario { name: $name, webhook: false, prepare: $prepare, act: $act }),*]
+        &[$(Scenario { name: $name, webhook: false, retention_seconds: None, prepare: $prepare, act: $act }),*]
     };
 }
 
@@ -77,7 +79,7 @@ pub const SCENARIOS: &[Scenario] = scenarios! {
     "output and files arrive, then the result" claimed, |d| {
         let nonce = nonce(d, "b1");
         // What was reported already is known: then nothing more is to be sent.
-        if d.rows().query_row("SELECT state FROM steps WHERE run_id = 'r0' AND seq = 1", [], |row| row.get::<_, String>(0)).expect("a step") == "CLAIMED" {
+        if step_state(d, "r0", 1) == "CLAIMED" {
             let log = format!("/v1/runs/r0/steps/1/log?nonce={nonce}&attempt=1&offset=0");
             let (status, answer) = d.call("PUT", &log, None, "some output\n")?;
             assert_eq!(status, 204, "{answer}");
@@ -91,20 +93,13 @@ pub const SCENARIOS: &[Scenario] = scenarios! {
         let (_, run) = d.call("GET", "/v1/runs/r", None, "")?;
         Ok(run["state"] == "FAILED")
     });
-    "a key is forgotten" lab, |d| {
-        // Sent once only: its tombstone refuses every later one.
-        if d.call("GET", "/v1/idempotency/k-r", None, "")?.1["state"] == "absent" {
-            let (status, _) = d.call("POST", "/v1/runs", Some("k-r"), &with_id("r", &needs("laser", json!([work("a")]))))?;
-            assert_eq!(status, 422);
-        }
-        until(d, "a forgotten key", |d| Ok(d.call("GET", "/v1/idempotency/k-r", None, "")?.1["state"] == "expired"))
-    };
 };
 
 /// The one that also tells a receiver.
 pub const NOTIFYING: Scenario = Scenario {
     name: "a receiver is told",
     webhook: true,
+    retention_seconds: None,
     prepare: lab,
     act: |d| {
         submit(d, "r", &board(json!([work("a")])))?;
@@ -117,6 +112,64 @@ pub const NOTIFYING: Scenario = Scenario {
         })
     },
 };
+
+/// The one in which keys are soon forgotten.
+pub const FORGETTING: Scenario = Scenario {
+    name: "a key is forgotten",
+    webhook: false,
+    retention_seconds: Some("0.4"),
+    prepare: lab,
+    act: |d| {
+        // Sent once only: its tombstone refuses every later one.
+        if d.call("GET", "/v1/idempotency/k-r", None, "")?.1["state"] == "absent" {
+            let (status, _) =
+                d.call("POST", "/v1/runs", Some("k-r"), &with_id("r", &needs("laser", json!([work("a")]))))?;
+            assert_eq!(status, 422);
+        }
+        until(d, "a forgotten key", |d| Ok(d.call("GET", "/v1/idempotency/k-r", None, "")?.1["state"] == "expired"))
+    },
+};
+
+/// A bit of everything that writes, for killing at every system call.
+pub const SCRIPT: Scenario = Scenario {
+    name: "a script",
+    webhook: false,
+    retention_seconds: None,
+    prepare: lab,
+    act: |d| {
+        submit(d, "r0", &board(json!([work("a")])))?;
+        submit(d, "r1", &board(json!([work("a"), {"id": "q", "ask": {"prompt": "?"}}])))?;
+        submit(d, "r2", &board(json!([work("a")])))?;
+        let (status, _) = d.call("POST", "/v1/runs", None, &with_id("r3", &needs("laser", json!([work("a")]))))?;
+        assert!(matches!(status, 200 | 422), "{status}");
+        if step_state(d, "r0", 1) != "DONE" {
+            claim(d, "b1")?;
+            let nonce = nonce(d, "b1");
+            let (status, answer) =
+                d.call("PUT", &format!("/v1/runs/r0/steps/1/log?nonce={nonce}&attempt=1&offset=0"), None, "output\n")?;
+            assert_eq!(status, 204, "{answer}");
+            let path = format!("/v1/runs/r0/steps/1/artifacts/a.bin?nonce={nonce}&attempt=1");
+            let (status, answer) = d.call("PUT", &path, None, "some bytes")?;
+            assert_eq!(status, 204, "{answer}");
+        }
+        // Gives b1 to r2.
+        result(d, "r0", 1, "b1", json!({"exit_code": 0}))?;
+        d.post("/v1/nodes/b2/drain", None, &json!({"mode": "graceful", "reason": "test"}))?;
+        cancel(d, "r1")?;
+        cancel(d, "r2")?;
+        for run in ["r0", "r1", "r2"] {
+            let (status, answer) = d.call("GET", &format!("/v1/runs/{run}/record"), None, "")?;
+            assert_eq!(status, 200, "{answer}");
+        }
+        Ok(())
+    },
+};
+
+fn step_state(d: &Daemon, run: &str, seq: i64) -> String {
+    d.rows()
+        .query_row("SELECT state FROM steps WHERE run_id = ?1 AND seq = ?2", (run, seq), |row| row.get(0))
+        .expect("a step")
+}
 
 /// Asks until it is so, or the daemon dies.
 fn until(d: &Daemon, what: &str, mut done: impl FnMut(&Daemon) -> Result<bool, Died>) -> Result<(), Died> {

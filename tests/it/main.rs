@@ -9,6 +9,7 @@ mod lease;
 mod loops;
 mod nodes;
 mod release;
+mod retry;
 mod sequence;
 mod submit;
 mod support;

@@ -8,6 +8,7 @@ mod hold;
 mod lease;
 mod loops;
 mod nodes;
+mod outbox;
 mod proxy;
 mod release;
 mod retry;

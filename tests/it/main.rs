@@ -12,6 +12,7 @@ mod outbox;
 mod proxy;
 mod release;
 mod retry;
+mod scripts;
 mod sequence;
 mod submit;
 mod support;

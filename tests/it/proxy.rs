@@ -1,5 +1,6 @@
 //! A bad line between clients and the daemon: requests and answers get lost at random, clients repeat with the same
-//! key, and in the end exactly what was asked for has been done. The daemon is the built one; the rows are the judge.
+//! key, and in the end exactly what was asked for has been done. The daemon is the built one, and is killed now and
+//! then; the rows are the judge.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,11 +12,14 @@ use std::time::Duration;
 use mediator::clock::boottime_ms;
 use serde_json::{Value, json};
 
-use crate::support::{Daemon, requires};
+use crate::support::{Daemon, LIMIT_MS, requires, wait_for};
 
 /// Clients at once, and how many rounds each does: a round is 6 changes.
 const CLIENTS: usize = 8;
-const ROUNDS: usize = 70;
+const ROUNDS: usize = 60;
+/// After how many changes each the daemon is killed, and how often.
+const KILL_EVERY: u64 = 700;
+const KILLS: u64 = 4;
 /// How often each accident happens, in percent.
 const LOSES_REQUEST: u64 = 12;
 const LOSES_ANSWER: u64 = 12;
@@ -83,7 +87,7 @@ fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 /// Takes connections for the daemon, one request each, and loses some.
-fn proxy(daemon: String, random: Arc<Random>, line: Arc<Line>, over: Arc<AtomicBool>) -> String {
+fn proxy(daemon: Arc<Mutex<String>>, random: Arc<Random>, line: Arc<Line>, over: Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
     std::thread::spawn(move || {
@@ -91,7 +95,8 @@ fn proxy(daemon: String, random: Arc<Random>, line: Arc<Line>, over: Arc<AtomicB
             if over.load(Ordering::Relaxed) {
                 return;
             }
-            let (daemon, random, line) = (daemon.clone(), Arc::clone(&random), Arc::clone(&line));
+            let daemon = daemon.lock().unwrap().clone();
+            let (random, line) = (Arc::clone(&random), Arc::clone(&line));
             std::thread::spawn(move || {
                 let _ = pass_on(stream, &daemon, &random, &line);
             });
@@ -167,7 +172,8 @@ impl Client {
             body.len()
         );
         self.asked.fetch_add(1, Ordering::Relaxed);
-        for attempt in 0..200 {
+        let until = boottime_ms() + LIMIT_MS;
+        for attempt in 0.. {
             self.sent.fetch_add(1, Ordering::Relaxed);
             if let Ok(answer) = exchange(&self.line, request.as_bytes()) {
                 let text = String::from_utf8(answer).expect("text");
@@ -179,9 +185,10 @@ impl Client {
                 }
                 return (status, serde_json::from_str(body).unwrap_or(Value::Null));
             }
-            std::thread::sleep(Duration::from_millis((1 << attempt.min(3)).min(10)));
+            assert!(boottime_ms() < until, "{method} {path} was never answered");
+            std::thread::sleep(Duration::from_millis(1 << attempt.min(5)));
         }
-        panic!("{method} {path} was never answered");
+        unreachable!()
     }
 }
 
@@ -267,11 +274,13 @@ fn what_is_lost_on_the_way_is_done_exactly_once() {
         u64::from(u32::from_le_bytes(bytes))
     });
     eprintln!("SEED={seed}");
-    let daemon = Daemon::with("[storage]\nsynchronous = \"normal\"\n");
+    let mut daemon = Daemon::with("[storage]\nsynchronous = \"normal\"\n");
     let (line, over) = (Arc::new(Line::default()), Arc::new(AtomicBool::new(false)));
-    let upstream = daemon.url().strip_prefix("http://").expect("an address").to_owned();
-    let address = proxy(upstream, Arc::new(Random(AtomicU64::new(seed))), Arc::clone(&line), Arc::clone(&over));
-    let (asked, sent, replayed) = (Arc::default(), Arc::default(), Arc::default());
+    let place = |daemon: &Daemon| daemon.url().strip_prefix("http://").expect("an address").to_owned();
+    let upstream = Arc::new(Mutex::new(place(&daemon)));
+    let address =
+        proxy(Arc::clone(&upstream), Arc::new(Random(AtomicU64::new(seed))), Arc::clone(&line), Arc::clone(&over));
+    let (asked, sent, replayed) = (Arc::<AtomicU64>::default(), Arc::default(), Arc::default());
     let began = boottime_ms();
     let done: Mutex<Vec<Done>> = Mutex::default();
     std::thread::scope(|scope| {
@@ -289,13 +298,20 @@ fn what_is_lost_on_the_way_is_done_exactly_once() {
                 done.lock().unwrap().push(own);
             });
         }
+        for kill in 1..=KILLS {
+            wait_for("the clients get on", || (asked.load(Ordering::Relaxed) >= kill * KILL_EVERY).then_some(()));
+            daemon.kill();
+            daemon.start_again();
+            *upstream.lock().unwrap() = place(&daemon);
+        }
     });
     over.store(true, Ordering::Relaxed);
     let count = |what: &AtomicU64| what.load(Ordering::Relaxed);
     let (asked, sent, replayed) = (count(&asked), count(&sent), count(&replayed));
     eprintln!(
         "{asked} changes asked for, {sent} requests in {} ms: {} passed, of the others {} lost before the daemon, {} \
-         cut before it, {} answers lost, {} answers cut; {} sent twice; {replayed} replays seen",
+         cut before it, {} answers lost, {} answers cut; {} sent twice; {replayed} replays seen; {KILLS} \
+         kills",
         boottime_ms() - began,
         count(&line.passed),
         count(&line.request_lost),

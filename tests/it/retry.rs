@@ -245,6 +245,13 @@ fn another_request_with_a_used_key_is_refused_and_the_first_effect_stands() {
     conflict("POST", &format!("/v1/runs/{run}/cancel"), "");
     same(&first, &lab.call_with("POST", "/v1/runs", &key, text));
 
+    // The value of a parameter counts, too.
+    let key = [("idempotency-key", "q")];
+    let asked = lab.call_with("POST", "/v1/runs?dry_run=false", &key, text);
+    assert_eq!(asked.status, 201);
+    lab.call_with("POST", "/v1/runs?dry_run=true", &key, text).problem(422, "idempotency-payload-conflict");
+    same(&asked, &lab.call_with("POST", "/v1/runs?dry_run=false", &key, text));
+
     // Routes with equal bodies differ by path and by method.
     let key = [("idempotency-key", "d")];
     let drained = lab.call_with("POST", "/v1/nodes/b1/drain", &key, r#"{"mode":"graceful"}"#);

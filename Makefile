@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo test crash check clean
+.PHONY: help build demo retry-demo conformance test crash check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -13,6 +13,14 @@ build: ## build target/release/mediator
 demo: ## a lab on this machine for half a minute, killed in the middle (KEEP=1 keeps its folder)
 	$(CARGO) build --locked
 	@scripts/demo
+
+retry-demo: ## what becomes of a request that is sent again, with counts (10 s)
+	$(CARGO) build --locked
+	@scripts/retry-demo
+
+conformance: ## check what is promised about idempotency keys, route by route, on daemons of its own (20 s)
+	$(CARGO) build --locked
+	@scripts/conformance --serve target/debug/mediator
 
 test: ## run the tests: plain `cargo test`, nothing else is needed
 	$(CARGO) test --locked

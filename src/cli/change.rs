@@ -84,3 +84,22 @@ fn gave_up(error: Error, may_have_acted: bool, key: &str) -> Stop {
     }
     stop
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreachable(sent: bool) -> Error {
+        Error::Unreachable { url: "http://localhost:1".into(), cause: "reset".into(), sent }
+    }
+
+    #[test]
+    fn who_gives_up_says_what_is_known_and_how_to_go_on() {
+        let stop = gave_up(unreachable(true), true, "k1");
+        assert_eq!(stop.exit, Exit::Unreachable);
+        let said = stop.messages.join("\n");
+        assert!(said.contains("`mediator request k1`") && said.contains("--idempotency-key k1"), "{said}");
+        let stop = gave_up(unreachable(false), false, "k1");
+        assert!(!stop.messages.join("\n").contains("k1"), "nothing was sent, so nothing is unknown");
+    }
+}

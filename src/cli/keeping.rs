@@ -82,6 +82,9 @@ struct Notification {
 /// Lists notifications, or sends some again.
 pub async fn outbox(args: OutboxArgs, context: &Context) -> Result<Exit, Stop> {
     if !args.resend.is_empty() {
+        if context.key.is_some() && args.resend.len() > 1 {
+            return Err(Stop::new(Exit::Usage, "--idempotency-key is for one request: send one again with it"));
+        }
         for id in args.resend {
             let answer = context.post(&format!("/v1/outbox/{id}/resend"), &json!({})).await?;
             if context.json {

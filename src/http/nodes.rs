@@ -143,10 +143,11 @@ pub async fn show(call: Call) -> Result<Reply, Problem> {
 }
 
 /// `DELETE /v1/nodes/{id}`: answers with the node as it was.
-pub async fn remove(call: Call) -> Result<Reply, Problem> {
+pub async fn remove(mut call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let (id, by) = (call.node()?, call.caller.name.clone());
-    call.once(&nothing(), move |tx| {
+    let body = nothing(&mut call).await?;
+    call.once(&body, move |tx| {
         let view = views::node(tx.rows(), &id, tx.at())?;
         store_drain::remove(tx, &id, &by)?;
         Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed: true, run: None })
@@ -154,9 +155,11 @@ pub async fn remove(call: Call) -> Result<Reply, Problem> {
     .await
 }
 
-/// The body of a request that has none.
-fn nothing() -> Json {
-    Json::Object(std::collections::BTreeMap::new())
+/// Reads the body of a request that needs none: it may be an empty object.
+async fn nothing(call: &mut Call) -> Result<Json, Problem> {
+    let body = call.json().await?;
+    Field::root(&body).object().and_then(|fields| fields.finish()).map_err(invalid)?;
+    Ok(body)
 }
 
 /// `POST /v1/nodes/{id}/drain`.
@@ -182,10 +185,11 @@ pub async fn drain(mut call: Call) -> Result<Reply, Problem> {
 }
 
 /// `DELETE /v1/nodes/{id}/drain`: lifts the operator's side; `drains` shows whether the owner's remains.
-pub async fn undrain(call: Call) -> Result<Reply, Problem> {
+pub async fn undrain(mut call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let (id, by) = (call.node()?, call.caller.name.clone());
-    call.once(&nothing(), move |tx| {
+    let body = nothing(&mut call).await?;
+    call.once(&body, move |tx| {
         let changed = store_drain::undrain(tx, &id, &by)?;
         let view = views::node(tx.rows(), &id, tx.at())?;
         Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: None })

@@ -76,10 +76,10 @@ routes! {
     POST   "v1/nodes"                             Json anyone    often nodes::advertise;
     GET    "v1/nodes"                             None anyone    often nodes::list;
     GET    "v1/nodes/*"                           None anyone    often nodes::show;
-    DELETE "v1/nodes/*"                           None operators once  nodes::remove;
+    DELETE "v1/nodes/*"                           Json operators once  nodes::remove;
     POST   "v1/nodes/*/claim"                     Json anyone    often nodes::claim;
     POST   "v1/nodes/*/drain"                     Json operators once  nodes::drain;
-    DELETE "v1/nodes/*/drain"                     None operators once  nodes::undrain;
+    DELETE "v1/nodes/*/drain"                     Json operators once  nodes::undrain;
     GET    "v1/capabilities"                      None anyone    often nodes::capabilities;
     GET    "v1/asks"                              None anyone    often asks::list;
     GET    "v1/doctor"                            None operators often outbox::doctor;

@@ -14,7 +14,7 @@ use super::error::Refusal;
 use super::tx::Tx;
 use super::views::At;
 use super::{Error, NEVER};
-use crate::clock::rfc3339;
+use crate::clock::{Ms, rfc3339};
 use crate::domain::ids::RunId;
 use crate::failpoint;
 
@@ -86,7 +86,7 @@ pub struct RequestView {
     pub run_id: Option<String>,
     /// When it was first used.
     pub created_at: Option<String>,
-    /// When the answer is forgotten, if the run has ended by then.
+    /// When the answer is forgotten, if the run has ended by then; null when it is forgotten already.
     pub expires_at: Option<String>,
 }
 
@@ -153,21 +153,21 @@ pub fn once(
 /// Looks a key up.
 fn find(tx: &Tx, keyed: &Keyed) -> Result<Option<(Answer, Kept)>, Error> {
     let mut statement = tx.conn.prepare_cached(
-        "SELECT run_id, created_at, fp_version, fingerprint, status, headers, body FROM requests
+        "SELECT run_id, created_at, due_at, fp_version, fingerprint, status, headers, body FROM requests
          WHERE scope = ?1 AND key = ?2",
     )?;
     let row = statement.query_row((&keyed.scope, &keyed.key), |row| {
         Ok((
             row.get::<_, Option<String>>(0)?,
-            row.get::<_, i64>(1)?,
-            row.get::<_, Option<i64>>(2)?,
-            row.get::<_, Option<[u8; 32]>>(3)?,
-            row.get::<_, Option<u16>>(4)?,
-            row.get::<_, Option<String>>(5)?,
-            row.get::<_, Option<Vec<u8>>>(6)?,
+            expiry(row.get(1)?, row.get(2)?, tx.settings.idempotency_retention_ms),
+            row.get::<_, Option<i64>>(3)?,
+            row.get::<_, Option<[u8; 32]>>(4)?,
+            row.get::<_, Option<u16>>(5)?,
+            row.get::<_, Option<String>>(6)?,
+            row.get::<_, Option<Vec<u8>>>(7)?,
         ))
     });
-    let Some((run, created_at, version, fingerprint, status, headers, body)) = row.optional()? else {
+    let Some((run, expires, version, fingerprint, status, headers, body)) = row.optional()? else {
         return Ok(None);
     };
     let (Some(version), Some(fingerprint), Some(status), Some(headers), Some(body)) =
@@ -183,8 +183,13 @@ fn find(tx: &Tx, keyed: &Keyed) -> Result<Option<(Answer, Kept)>, Error> {
     let headers: Value = serde_json::from_str(&headers)?;
     let headers = headers.as_object().into_iter().flatten();
     let headers = headers.map(|(name, value)| (name.clone(), value.as_str().unwrap_or_default().to_owned())).collect();
-    let expires = created_at.saturating_add(tx.settings.idempotency_retention_ms);
     Ok(Some((Answer { status, headers, body }, Kept { expires: rfc3339(expires, tx.offset) })))
+}
+
+/// Returns until when an answer is kept, as it was told with it: a setting that was changed since does not change what
+/// was promised. A key that waits for the end of its run has no such time in its row any more.
+fn expiry(created_at: Ms, due_at: Ms, retention_ms: i64) -> Ms {
+    if due_at == NEVER { created_at.saturating_add(retention_ms) } else { due_at }
 }
 
 /// Tells what is known of a key.
@@ -193,9 +198,14 @@ fn find(tx: &Tx, keyed: &Keyed) -> Result<Option<(Answer, Kept)>, Error> {
 /// Only the database's.
 pub fn request(conn: &Connection, scope: &str, key: &str, retention_ms: i64, at: At) -> Result<RequestView, Error> {
     let mut statement =
-        conn.prepare_cached("SELECT run_id, created_at, status FROM requests WHERE scope = ?1 AND key = ?2")?;
+        conn.prepare_cached("SELECT run_id, created_at, due_at, status FROM requests WHERE scope = ?1 AND key = ?2")?;
     let row = statement.query_row((scope, key), |row| {
-        Ok((row.get::<_, Option<String>>(0)?, row.get::<_, i64>(1)?, row.get::<_, Option<u16>>(2)?))
+        Ok((
+            row.get::<_, Option<String>>(0)?,
+            row.get::<_, Ms>(1)?,
+            row.get::<_, Ms>(2)?,
+            row.get::<_, Option<u16>>(3)?,
+        ))
     });
     let show = |time| rfc3339(time, at.offset);
     Ok(match row.optional()? {
@@ -207,13 +217,14 @@ pub fn request(conn: &Connection, scope: &str, key: &str, retention_ms: i64, at:
             created_at: None,
             expires_at: None,
         },
-        Some((run_id, created_at, status)) => RequestView {
+        Some((run_id, created_at, due_at, status)) => RequestView {
             key: key.to_owned(),
             state: if status.is_some() { "stored" } else { "expired" },
             status,
             run_id,
             created_at: Some(show(created_at)),
-            expires_at: Some(show(created_at.saturating_add(retention_ms))),
+            // The time of a tombstone is when the key is free again: not what is asked for here.
+            expires_at: status.map(|_| show(expiry(created_at, due_at, retention_ms))),
         },
     })
 }

@@ -1,6 +1,6 @@
 //! A daemon that answers as the test tells it to, and remembers what it was asked.
 
-use std::convert::Infallible;
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -22,6 +22,8 @@ pub struct Asked {
     pub line: String,
     /// The `authorization` header.
     pub token: String,
+    /// The `idempotency-key` header.
+    pub key: Option<String>,
     /// The `last-event-id` header.
     pub last_event_id: Option<String>,
     /// The body as JSON; null if it is none.
@@ -44,6 +46,11 @@ impl Reply {
 
     pub fn bytes(body: &[u8]) -> Self {
         Self { status: 200, headers: Vec::new(), body: body.to_vec(), after: Duration::ZERO }
+    }
+
+    /// No answer: the connection is closed once the request was read.
+    pub fn nothing() -> Self {
+        Self { status: 0, headers: Vec::new(), body: Vec::new(), after: Duration::ZERO }
     }
 
     /// A problem document.
@@ -135,19 +142,23 @@ async fn answer(
     request: Request<Incoming>,
     script: Arc<Script>,
     log: Arc<Mutex<Vec<Asked>>>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Result<Response<Full<Bytes>>, io::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let header = |name: &str| Some(head.headers.get(name)?.to_str().expect("text").to_owned());
     let asked = Asked {
         line: format!("{} {}", head.method, head.uri),
         token: header("authorization").unwrap_or_default(),
+        key: header("idempotency-key"),
         last_event_id: header("last-event-id"),
         body: serde_json::from_slice(&body).unwrap_or(Value::Null),
     };
     log.lock().expect("no holder panics").push(asked.clone());
     let reply = script(&asked);
     tokio::time::sleep(reply.after).await;
+    if reply.status == 0 {
+        return Err(io::ErrorKind::ConnectionReset.into());
+    }
     let mut response = Response::builder().status(reply.status);
     for (name, value) in reply.headers {
         response = response.header(name, value);

@@ -9,6 +9,7 @@ mod kept;
 mod logs;
 mod nodes;
 mod program;
+mod retries;
 mod runs;
 mod submit;
 mod usage;

@@ -250,6 +250,18 @@ impl Lab {
         self.call("DELETE", path, &Value::Null)
     }
 
+    /// Sends a request with an idempotency key.
+    #[track_caller]
+    pub fn keyed(&self, method: &str, path: &str, key: &str, body: &Value) -> Reply {
+        self.join(self.park_keyed(method, path, key, body))
+    }
+
+    /// Sends a request with an idempotency key, and does not wait for its answer.
+    pub fn park_keyed(&self, method: &str, path: &str, key: &str, body: &Value) -> Parked {
+        let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
+        self.send(method, path, &[("idempotency-key", key)], body)
+    }
+
     /// Sends a call and does not wait for its answer.
     pub fn park(&self, method: &str, path: &str, body: &Value) -> Parked {
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
@@ -675,14 +687,21 @@ pub struct Daemon {
     pub dir: TempDir,
     pub http: Http,
     child: Option<Child>,
+    config: String,
     url: String,
     token: String,
 }
 
 impl Daemon {
     pub fn start() -> Self {
+        Self::with("")
+    }
+
+    /// Starts it with a file of settings.
+    pub fn with(config: &str) -> Self {
         let dir = tempfile::tempdir().expect("there is room");
-        let mut daemon = Self { dir, http: Http::new(), child: None, url: String::new(), token: String::new() };
+        let (http, config) = (Http::new(), config.to_owned());
+        let mut daemon = Self { dir, http, child: None, config, url: String::new(), token: String::new() };
         daemon.start_again();
         daemon
     }
@@ -690,9 +709,14 @@ impl Daemon {
     /// Starts it on its folder, and waits until it is ready.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it runs already");
+        // Beside the data, in a folder that is the test's own.
+        let config = self.dir.path().join("test.toml");
+        std::fs::write(&config, &self.config).expect("it can be written");
         let mut child = Command::new(env!("CARGO_BIN_EXE_mediator"))
             .args(["serve", "--listen", "127.0.0.1:0", "--data"])
             .arg(self.dir.path())
+            .arg("--config")
+            .arg(config)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -716,11 +740,26 @@ impl Daemon {
 
     #[track_caller]
     pub fn call(&self, method: &str, path: &str, body: &Value) -> Reply {
+        self.call_with(method, path, &[], body)
+    }
+
+    #[track_caller]
+    pub fn call_with(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Reply {
         let token = format!("Bearer {}", self.token);
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let url = format!("{}{path}", self.url);
-        let call = async { self.http.request(method, &url, &[("authorization", &token)], body).await };
+        let mut all = vec![("authorization", token.as_str())];
+        all.extend(headers);
+        let call = async { self.http.request(method, &url, &all, body).await };
         self.http.rt.block_on(call).expect("an answer")
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub fn token(&self) -> &str {
+        &self.token
     }
 
     pub fn rows(&self) -> Connection {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::error::Refusal;
 use super::hub::Topic;
-use super::progress::{self, Live};
+use super::live::Live;
+use super::progress;
 use super::runs;
 use super::tx::{About, Tx};
 use super::{Error, NEVER, lease};

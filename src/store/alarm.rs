@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use super::writer::Waiting;
+use super::waiting::Waiting;
 
 /// A timer that pokes the writer.
 pub(super) struct Alarm {

@@ -4,7 +4,8 @@ use rusqlite::OptionalExtension as _;
 use serde_json::{Value, json};
 
 use super::error::Refusal;
-use super::progress::{self, Live};
+use super::live::Live;
+use super::progress;
 use super::tx::Tx;
 use super::{Error, not_found, runs};
 use crate::domain::contract::Kind;

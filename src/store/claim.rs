@@ -5,10 +5,11 @@ use serde::Serialize;
 
 use super::advert::ttl_seconds;
 use super::error::Refusal;
-use super::progress::{self, Live, seq};
+use super::live::{Live, seq};
 use super::runs::Assigned;
 use super::tx::Tx;
 use super::{Error, not_found};
+use super::{begin, progress};
 use crate::clock::rfc3339;
 use crate::domain::contract::Kind;
 use crate::domain::ids::{NodeId, RunId};
@@ -117,7 +118,7 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Claimed>, Error> {
     let mut live = Live::running(tx, &run)?
         .ok_or_else(|| Error::Broken(format!("run {run} has a ready step and is not RUNNING")))?;
     let (nonce, _) = lease_of(tx, node, &run)?;
-    progress::claim(tx, &mut live, index(next), &claim.instance, &nonce)?;
+    begin::claim(tx, &mut live, index(next), &claim.instance, &nonce)?;
     told(tx, &live, index(next), node).map(Some)
 }
 

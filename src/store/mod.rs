@@ -1,7 +1,7 @@
 //! The store: everything that is kept, on one SQLite file, and the one writer that changes it.
 //!
 //! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
-//! together and wakes the queue; `tx` is one write while it runs; `progress` moves running runs on; `submit`, `sweep`,
+//! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on; `submit`, `sweep`,
 //! `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen; `views` answers
 //! questions without changing anything; `invariants` finds rows that should not be.
 //!
@@ -12,7 +12,9 @@ pub mod advert;
 mod alarm;
 pub mod artifacts;
 pub mod ask;
+mod begin;
 pub mod cancel;
+mod checkpoint;
 pub mod claim;
 mod connection;
 pub mod doctor;
@@ -23,6 +25,7 @@ mod folder;
 pub mod hub;
 pub mod invariants;
 mod lease;
+mod live;
 pub mod logs;
 mod migrate;
 pub mod outbox;
@@ -38,6 +41,7 @@ mod sweep;
 pub mod token;
 mod tx;
 pub mod views;
+mod waiting;
 mod writer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,7 +58,8 @@ pub use folder::{DATABASE, Folder};
 use hub::Hub;
 pub use runs::{Assigned, AssignedNode};
 pub use tx::Tx;
-use writer::{Pending, Waiting, Writer};
+use waiting::{Pending, Waiting};
+use writer::Writer;
 
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
@@ -105,7 +110,7 @@ impl Store {
         let (boot, tokens) = match prepare() {
             Ok(prepared) => prepared,
             // Ended at once, the next start could take for durable what this one could not sync.
-            Err(error @ Error::Disk(_)) => writer::empty_wal(&conn, &error, || {}),
+            Err(error @ Error::Disk(_)) => checkpoint::empty_wal(&conn, &error, || {}),
             Err(error) => return Err(shown(error)),
         };
         let (waiting, hub, settings) = (Arc::new(Waiting::default()), Hub::default(), Arc::new(settings));
@@ -132,7 +137,7 @@ impl Store {
         };
         match writer.start() {
             Ok(()) => {}
-            Err(error @ Error::Disk(_)) => writer::empty_wal(&writer.conn, &error, || {}),
+            Err(error @ Error::Disk(_)) => checkpoint::empty_wal(&writer.conn, &error, || {}),
             Err(error) => return Err(shown(error)),
         }
         // Only now: a connection that goes before the writer's must not be the last, whose close checkpoints.

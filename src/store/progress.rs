@@ -3,175 +3,24 @@
 //! Every write that changes a step of a running run loads a [`Live`], moves steps through `Live::step`, and ends with
 //! [`advance`]. The decisions are `domain::plan`'s; here they become rows.
 //!
-//! Step moves and where they are made: claim, open -> CLAIMED (`claim`, `open_hold`); raise -> ASKED (`raise`);
-//! acquire -> DONE (`acquire`); skip (`advance`); finish, fail, roll back (`finish`, `fail`); cancel (`runs::end`).
+//! Step moves and where they are made: claim, open -> CLAIMED, raise -> ASKED, acquire -> DONE (`begin`); skip
+//! (`advance`); finish, fail, roll back (`finish`, `fail`); cancel (`runs::end`).
 
-use rusqlite::named_params;
 use serde_json::{Value, json};
 
-use super::error::Refusal;
+use super::begin::{acquire_node, offer, open_hold, place_steps, raise};
 use super::hub::Topic;
-use super::runs::{self, Assigned, AssignedNode, RunRow};
+use super::live::{Live, Set, StepRow};
+use super::runs;
 use super::tx::{About, Tx};
 use super::{Error, NEVER, lease};
 use crate::clock::Ms;
-use crate::domain::contract::{Acquire, Contract, Kind};
+use crate::domain::contract::Kind;
 use crate::domain::ids::{NodeId, RunId};
-use crate::domain::matching::{self, Requirement};
-use crate::domain::plan::{self, Progress};
-use crate::domain::run::{RunState, Verdict, VerdictKind};
+use crate::domain::plan;
+use crate::domain::run::{Verdict, VerdictKind};
 use crate::domain::step::{StepEvent, StepState};
 use crate::failpoint;
-
-/// A running run in the hands of a write.
-pub(super) struct Live {
-    pub(super) run: RunRow,
-    pub(super) contract: Contract,
-    pub(super) steps: Vec<StepRow>,
-}
-
-/// One of its steps.
-#[derive(Clone, Debug)]
-pub(super) struct StepRow {
-    pub(super) state: StepState,
-    pub(super) ready: bool,
-    pub(super) attempt: i64,
-    pub(super) node_id: Option<NodeId>,
-    pub(super) instance: Option<String>,
-    had: Option<bool>,
-}
-
-impl Live {
-    /// Loads a run with its contract and steps.
-    pub(super) fn load(tx: &Tx, run: RunRow) -> Result<Self, Error> {
-        let contract = runs::contract(&run.run_id, &run.contract)?;
-        let mut statement = tx.conn.prepare_cached(
-            "SELECT state, ready, attempt, node_id, instance, result ->> 'acquired' FROM steps WHERE run_id = ?1
-             ORDER BY seq",
-        )?;
-        let mut rows = statement.query([run.run_id.as_str()])?;
-        let mut steps = Vec::with_capacity(contract.steps.len());
-        while let Some(row) = rows.next()? {
-            let state: String = row.get(0)?;
-            steps.push(StepRow {
-                state: StepState::parse(&state).ok_or_else(|| Error::Broken(format!("a step's state is {state:?}")))?,
-                ready: row.get(1)?,
-                attempt: row.get(2)?,
-                node_id: row.get::<_, Option<String>>(3)?.map(NodeId::from_stored),
-                instance: row.get(4)?,
-                had: row.get(5)?,
-            });
-        }
-        if steps.len() != contract.steps.len() {
-            return Err(Error::Broken(format!(
-                "run {} has {} steps in {} rows",
-                run.run_id,
-                contract.steps.len(),
-                steps.len()
-            )));
-        }
-        Ok(Self { run, contract, steps })
-    }
-
-    /// Loads a run that is RUNNING, by its id; `None` when it is not.
-    pub(super) fn running(tx: &Tx, run: &RunId) -> Result<Option<Self>, Error> {
-        match runs::find(tx, run)? {
-            Some(row) if row.state == RunState::Running => Self::load(tx, row).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    fn progress(&self) -> Vec<Progress> {
-        self.steps.iter().map(|step| Progress { state: step.state, had: step.had }).collect()
-    }
-
-    fn about(&self, at: usize) -> About<'_> {
-        let about = About::step(&self.run.run_id, seq(at));
-        match &self.steps[at].node_id {
-            Some(node) => about.on(node),
-            None => about,
-        }
-    }
-
-    /// The one function that moves a step of a running run: asks `StepState::next`, then updates the row where it
-    /// still has the state and attempt it was found in.
-    fn step(&mut self, tx: &Tx, at: usize, event: StepEvent, set: &Set) -> Result<(), Error> {
-        let step = &mut self.steps[at];
-        let to = step.state.next(event)?;
-        let attempt = step.attempt + i64::from(event == StepEvent::RollBack);
-        let rows = tx
-            .conn
-            .prepare_cached(
-                "UPDATE steps SET state = :to, attempt = :attempt, ready = 0, instance = :instance, deadline = :deadline,
-                     started_at = CASE WHEN :begins THEN :now WHEN :to = 'PENDING' THEN NULL ELSE started_at END,
-                     ended_at = CASE WHEN :ends THEN :now ELSE NULL END,
-                     result = :result
-                 WHERE run_id = :run AND seq = :seq AND state = :from AND attempt = :was",
-            )?
-            .execute(named_params! {
-                ":to": to.as_str(), ":attempt": attempt, ":instance": set.instance, ":deadline": set.deadline,
-                ":begins": matches!(event, StepEvent::Claim | StepEvent::Ask | StepEvent::Acquire), ":now": tx.now,
-                ":ends": to.is_over(), ":result": set.result.as_ref().map(Value::to_string),
-                ":run": self.run.run_id.as_str(), ":seq": seq(at), ":from": step.state.as_str(), ":was": step.attempt,
-            })?;
-        if rows != 1 {
-            return Err(Error::Broken(format!("step {} of run {} is not {}", seq(at), self.run.run_id, step.state)));
-        }
-        step.state = to;
-        step.attempt = attempt;
-        step.ready = false;
-        step.instance.clone_from(&set.instance);
-        Ok(())
-    }
-
-    /// Begins an attempt: the step's move and the row that will keep its report.
-    fn begin(&mut self, tx: &Tx, at: usize, event: StepEvent, set: &Set, nonce: Option<&str>) -> Result<(), Error> {
-        self.step(tx, at, event, set)?;
-        let step = &self.steps[at];
-        tx.conn
-            .prepare_cached(
-                "INSERT INTO attempts (run_id, seq, attempt, node_id, nonce, started_at)
-                 VALUES (:run, :seq, :attempt, :node, :nonce, :now)",
-            )?
-            .execute(named_params! {
-                ":run": self.run.run_id.as_str(), ":seq": seq(at), ":attempt": step.attempt,
-                ":node": step.node_id.as_ref().map(NodeId::as_str), ":nonce": nonce, ":now": tx.now,
-            })?;
-        Ok(())
-    }
-
-    /// Ends an attempt's row.
-    fn close_attempt(&self, tx: &Tx, at: usize, attempt: i64, result: &Value) -> Result<(), Error> {
-        tx.conn
-            .prepare_cached(
-                "UPDATE attempts SET ended_at = ?4, result = ?5 WHERE run_id = ?1 AND seq = ?2 AND attempt = ?3",
-            )?
-            .execute((self.run.run_id.as_str(), seq(at), attempt, tx.now, result.to_string()))?;
-        Ok(())
-    }
-}
-
-/// What a move sets besides the state.
-struct Set {
-    instance: Option<String>,
-    deadline: Ms,
-    result: Option<Value>,
-}
-
-impl Set {
-    fn nothing() -> Self {
-        Self { instance: None, deadline: NEVER, result: None }
-    }
-
-    fn result(result: &Value) -> Self {
-        Self { result: Some(result.clone()), ..Self::nothing() }
-    }
-}
-
-/// A step's number on the wire.
-pub(super) fn seq(at: usize) -> i64 {
-    i64::try_from(at).expect("at most 500 steps") + 1
-}
 
 /// Grants a run its nodes and begins it: the one way from nothing held to RUNNING, for a submission that fits and for
 /// a promotion alike. The run's row is RUNNING with its `assigned` already. (I3: within the caller's savepoint.)
@@ -195,24 +44,6 @@ pub(super) fn start(tx: &Tx, live: &mut Live) -> Result<Result<(), lease::Taken>
     tx.event("run.started", About::run(&live.run.run_id), json!({"assigned": live.run.assigned}))?;
     advance(tx, live)?;
     Ok(Ok(()))
-}
-
-/// Writes to each run step the node that its role was given.
-fn place_steps(tx: &Tx, live: &mut Live) -> Result<(), Error> {
-    for (at, own) in live.contract.steps.iter().enumerate() {
-        let Kind::Run(command) = &own.kind else { continue };
-        let nodes = runs::nodes_of(&live.run.assigned, &command.uses.role);
-        let Some(node) = nodes.get(command.uses.index.unwrap_or(0)) else { continue };
-        if live.steps[at].node_id.is_none() {
-            tx.conn.prepare_cached("UPDATE steps SET node_id = ?3 WHERE run_id = ?1 AND seq = ?2")?.execute((
-                live.run.run_id.as_str(),
-                seq(at),
-                &node.node_id,
-            ))?;
-            live.steps[at].node_id = Some(NodeId::from_stored(&node.node_id));
-        }
-    }
-    Ok(())
 }
 
 /// Lets begin what may begin, in the order acquisitions, then questions and holds; then looks whether the run is
@@ -254,103 +85,7 @@ pub(super) fn advance(tx: &Tx, live: &mut Live) -> Result<(), Error> {
     conclude(tx, live, stopping_by)
 }
 
-/// Marks a run step as claimable and tells its node.
-fn offer(tx: &Tx, live: &mut Live, at: usize) -> Result<(), Error> {
-    let step = &mut live.steps[at];
-    if step.ready {
-        return Ok(());
-    }
-    tx.conn
-        .prepare_cached("UPDATE steps SET ready = 1 WHERE run_id = ?1 AND seq = ?2 AND state = 'PENDING'")?
-        .execute((live.run.run_id.as_str(), seq(at)))?;
-    step.ready = true;
-    if let Some(node) = &step.node_id {
-        tx.tell(Topic::Node(node.clone()));
-    }
-    tx.event("step.ready", live.about(at), json!({"id": live.contract.steps[at].id}))
-}
-
-/// Decides an acquisition: a value, never a failure, never waiting.
-fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquire) -> Result<(), Error> {
-    tx.before_taking()?;
-    let held = lease::held(tx, &live.run.run_id)?;
-    let wanted = Requirement { roles: vec![acquire.want.clone()], distinct_nodes: None };
-    let found = if held.len() < tx.settings.lease_max_per_run {
-        let fleet = tx.fleet()?;
-        // A node that became free in this very transaction belongs to the queue first.
-        let available: Vec<_> =
-            fleet.available(tx.now).into_iter().filter(|entry| !tx.was_freed_here(&entry.node.id)).collect();
-        let nodes: Vec<_> = available.iter().map(|entry| &entry.node).collect();
-        matching::fit(&wanted, &nodes).map(|chosen| assign(&wanted, &chosen, &available))
-    } else {
-        None
-    };
-    let mut result = json!({"acquired": false, "node_id": null});
-    if let Some(mut role) = found {
-        let node = NodeId::from_stored(&role[0].nodes[0].node_id);
-        let granted = tx.attempt(|| match lease::grant(tx, &live.run, &node)? {
-            Ok(()) => Ok(()),
-            Err(lease::Taken) => Err(Error::Refused(Refusal::new("lease-collision", "another run has the node"))),
-        });
-        match granted {
-            Ok(()) => {
-                result = json!({"acquired": true, "node_id": node.as_str()});
-                live.run.assigned.append(&mut role);
-                runs::store_assigned(tx, &live.run.run_id, &live.run.assigned)?;
-                tx.conn.prepare_cached("UPDATE steps SET node_id = ?3 WHERE run_id = ?1 AND seq = ?2")?.execute((
-                    live.run.run_id.as_str(),
-                    seq(at),
-                    node.as_str(),
-                ))?;
-                live.steps[at].node_id = Some(node);
-            }
-            // Someone has it after all: it was not had, and the rows know better than what was remembered.
-            Err(Error::Refused(_)) => {
-                log::error!("a node to be acquired was leased after all run={} node={node}", live.run.run_id);
-                tx.memory.fleet.borrow_mut().forget();
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    let had = result["acquired"] == true;
-    live.steps[at].had = Some(had);
-    live.step(tx, at, StepEvent::Acquire, &Set::result(&result))?;
-    failpoint!("acquire.after");
-    place_steps(tx, live)?;
-    let id = live.contract.steps[at].id.clone();
-    tx.event("step.acquired", live.about(at), json!({"id": id, "acquired": had}))
-}
-
-fn raise(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>) -> Result<(), Error> {
-    let deadline = tx.after(timeout_ms.unwrap_or(tx.settings.ask_timeout_ms));
-    live.begin(tx, at, StepEvent::Ask, &Set { deadline, ..Set::nothing() }, None)?;
-    failpoint!("ask.after_raise");
-    let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
-    tx.event("ask.raised", live.about(at), data)
-}
-
-/// Opens a hold, unless one of the run's nodes is settling: then its agent may still be at work there.
-fn open_hold(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>) -> Result<(), Error> {
-    let settling: bool = tx
-        .conn
-        .prepare_cached(
-            "SELECT EXISTS (SELECT 1 FROM leases JOIN nodes USING (node_id) WHERE run_id = ?1 AND settling_until > ?2)",
-        )?
-        .query_row((live.run.run_id.as_str(), tx.now), |row| row.get(0))?;
-    if settling {
-        return Ok(());
-    }
-    let deadline = timeout_ms.map_or(NEVER, |ms| tx.after(ms));
-    live.begin(tx, at, StepEvent::Claim, &Set { deadline, ..Set::nothing() }, None)?;
-    failpoint!("hold.after_open");
-    if !live.contract.attended {
-        set_holder(tx, live, tx.after(tx.settings.hold_ttl_ms))?;
-    }
-    let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt, "by": live.run.principal});
-    tx.event("hold.opened", live.about(at), data)
-}
-
-fn set_holder(tx: &Tx, live: &mut Live, until: Ms) -> Result<(), Error> {
+pub(super) fn set_holder(tx: &Tx, live: &mut Live, until: Ms) -> Result<(), Error> {
     if live.run.holder_until != until {
         tx.conn
             .prepare_cached("UPDATE runs SET holder_until = ?2, holder_grace = 0 WHERE run_id = ?1")?
@@ -426,23 +161,6 @@ fn drained_at_boundary(tx: &Tx, run: &RunId) -> Result<Option<Stopping>, Error> 
 pub(super) fn is_stopping(tx: &Tx, run: &RunId) -> Result<bool, Error> {
     Ok(drained_at_boundary(tx, run)?.is_some())
 }
-
-/// Puts a step into the hands of one life of its node (I11).
-pub(super) fn claim(tx: &Tx, live: &mut Live, at: usize, instance: &str, nonce: &str) -> Result<(), Error> {
-    let Kind::Run(command) = &live.contract.steps[at].kind else {
-        return Err(Error::Broken(format!("step {} of run {} cannot be claimed", seq(at), live.run.run_id)));
-    };
-    // The agent counts the time-out itself; it has half a minute to say so before the reaper does.
-    let deadline = command.timeout_ms.map_or(NEVER, |ms| tx.after(ms.saturating_add(STEP_GRACE_MS)));
-    let set = Set { instance: Some(instance.to_owned()), deadline, result: None };
-    live.begin(tx, at, StepEvent::Claim, &set, Some(nonce))?;
-    failpoint!("claim.after_step");
-    let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
-    tx.event("step.claimed", live.about(at), data)
-}
-
-/// How long after a step's time-out the reaper waits for its agent to report it.
-pub(super) const STEP_GRACE_MS: i64 = 30_000;
 
 /// Ends a step well and lets the run go on.
 pub(super) fn finish(tx: &Tx, live: &mut Live, at: usize, result: &Value) -> Result<(), Error> {
@@ -548,21 +266,4 @@ pub(super) fn resume(tx: &Tx, node: &NodeId) -> Result<(), Error> {
         advance(tx, &mut live)?;
     }
     Ok(())
-}
-
-/// Names the chosen nodes of each role, with the attributes they serve with.
-pub(super) fn assign(
-    requirement: &Requirement,
-    chosen: &[Vec<usize>],
-    nodes: &[&super::fleet::Entry],
-) -> Vec<Assigned> {
-    let named = |role: &matching::Role, &at: &usize| AssignedNode {
-        node_id: nodes[at].node.id.as_str().to_owned(),
-        label: nodes[at].label.clone(),
-        attrs: nodes[at].node.serves(role).map(|own| own.attrs.clone()).unwrap_or_default(),
-    };
-    let roles = requirement.roles.iter().zip(chosen);
-    roles
-        .map(|(role, own)| Assigned { role: role.name.clone(), nodes: own.iter().map(|at| named(role, at)).collect() })
-        .collect()
 }

@@ -10,7 +10,8 @@
 use rusqlite::{Connection, OptionalExtension as _, Row};
 use serde_json::json;
 
-use super::progress::{self, Live};
+use super::live::Live;
+use super::progress;
 use super::tx::{About, Tx};
 use super::{Error, NEVER, lease, runs};
 use crate::clock::Ms;

@@ -5,7 +5,8 @@ use rusqlite::{OptionalExtension as _, named_params};
 use serde_json::{Value, json};
 
 use super::error::Refusal;
-use super::progress::{self, Live};
+use super::live::Live;
+use super::progress;
 use super::runs;
 use super::tx::{About, Tx};
 use super::{Error, not_found};

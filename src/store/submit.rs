@@ -9,10 +9,12 @@ use rusqlite::named_params;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use super::begin::assign;
 use super::error::Refusal;
 use super::fleet::Entry;
 use super::hub::Topic;
-use super::progress::{self, Live, assign, seq};
+use super::live::{Live, seq};
+use super::progress;
 use super::runs::{self, Assigned};
 use super::tx::{About, Tx};
 use super::{Error, NEVER, lease, new_run_id};

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering;
 
 use rusqlite::OptionalExtension as _;
 
-use super::progress::{self, Live, assign};
+use super::begin::assign;
+use super::live::Live;
+use super::progress;
 use super::runs;
 use super::submit::{remember, shape};
 use super::tx::Tx;

@@ -8,23 +8,19 @@
 //! What a failing disk leads to is decided here, too: see [`empty_wal`].
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
-use rusqlite::{Connection, ErrorCode};
-use tokio::sync::oneshot;
+use rusqlite::Connection;
 
 use super::alarm::Alarm;
+use super::checkpoint::{checkpoint, empty_wal};
 use super::hub::Hub;
 use super::tx::{Effects, Memory, Tx};
+use super::waiting::{Waiting, Write};
 use super::{Error, NEVER, reaper, sweep};
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
 use crate::failpoint;
-
-/// The most writes that share a commit: more would only make the first of them wait longer.
-const GROUP: usize = 256;
 
 /// WAL size from which the writer checkpoints, and from which it also insists on shrinking the file.
 const CHECKPOINT_BYTES: u64 = 4 << 20;
@@ -32,99 +28,6 @@ const SHRINK_BYTES: u64 = 16 << 20;
 
 /// How soon a checkpoint that a reader kept from finishing is tried again.
 const RETRY_MS: i64 = 1000;
-
-/// A write that waits for its turn.
-pub(super) trait Write: Send {
-    fn run(&mut self, tx: &Tx) -> Result<(), Error>;
-    fn answer(self: Box<Self>, outcome: Result<(), Error>);
-}
-
-/// A write as a closure, and where its outcome goes.
-pub(super) struct Pending<F, T> {
-    pub(super) write: F,
-    pub(super) value: Option<T>,
-    pub(super) reply: oneshot::Sender<Result<T, Error>>,
-}
-
-impl<F, T> Write for Pending<F, T>
-where
-    F: FnMut(&Tx) -> Result<T, Error> + Send,
-    T: Send,
-{
-    fn run(&mut self, tx: &Tx) -> Result<(), Error> {
-        self.value = Some((self.write)(tx)?);
-        Ok(())
-    }
-
-    fn answer(self: Box<Self>, outcome: Result<(), Error>) {
-        let Self { value, reply, .. } = *self;
-        let outcome = outcome.map(|()| value.expect("a write that succeeded has left its value"));
-        // The client may have hung up: the write stands all the same.
-        let _ = reply.send(outcome);
-    }
-}
-
-/// Where writes wait.
-#[derive(Default)]
-pub(super) struct Waiting {
-    state: Mutex<WaitingState>,
-    arrived: Condvar,
-    /// Turns true when no further writes are taken.
-    pub(super) closed: Arc<AtomicBool>,
-}
-
-#[derive(Default)]
-struct WaitingState {
-    writes: VecDeque<Box<dyn Write>>,
-    poked: bool,
-    closed: bool,
-}
-
-impl Waiting {
-    /// Adds a write; it fails at once when the writer has stopped.
-    pub(super) fn push(&self, write: Box<dyn Write>) {
-        let mut state = self.state.lock().expect("no holder panics");
-        if state.closed {
-            drop(state);
-            write.answer(Err(Error::Stopping));
-            return;
-        }
-        state.writes.push_back(write);
-        self.arrived.notify_one();
-    }
-
-    /// Makes the writer look at its deadlines.
-    pub(super) fn poke(&self) {
-        self.state.lock().expect("no holder panics").poked = true;
-        self.arrived.notify_one();
-    }
-
-    /// Takes no further writes; the writer ends after those that wait.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        self.state.lock().expect("no holder panics").closed = true;
-        self.arrived.notify_one();
-    }
-
-    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives; `None` when the writer
-    /// is to end.
-    fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
-        let mut state = self.state.lock().expect("no holder panics");
-        while state.writes.is_empty() && !state.poked && !state.closed {
-            state = self.arrived.wait(state).expect("no holder panics");
-        }
-        state.poked = false;
-        if state.writes.is_empty() && state.closed {
-            return None;
-        }
-        let most = state.writes.len().min(GROUP);
-        Some(state.writes.drain(..most).collect())
-    }
-
-    fn len(&self) -> usize {
-        self.state.lock().expect("no holder panics").writes.len()
-    }
-}
 
 /// The writer's own state.
 pub(super) struct Writer {
@@ -447,46 +350,6 @@ impl Writer {
                 }
             }
         }
-    }
-}
-
-/// After a failed sync or another error of the disk: empties the WAL on this very connection, then ends the process.
-///
-/// The pages of a failed sync may be lost while the page cache still shows them. Ending at once would make the next
-/// start recover frames that were never on the disk. A checkpoint that succeeds has copied and synced what the WAL
-/// held; after it there is nothing left to recover wrongly.
-pub(super) fn empty_wal(conn: &Connection, error: &Error, mut meanwhile: impl FnMut()) -> ! {
-    log::error!("the disk failed: emptying the WAL before ending cause={error}");
-    loop {
-        if !conn.is_autocommit()
-            && let Err(cause) = conn.execute_batch("ROLLBACK")
-        {
-            log::error!("cannot roll back cause={cause}");
-        }
-        match checkpoint(conn, "TRUNCATE") {
-            Ok((0, _, _)) => break,
-            Ok(_) => log::warn!("readers keep the WAL from being emptied"),
-            Err(cause) => log::error!("cannot empty the WAL cause={cause}"),
-        }
-        meanwhile();
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    log::error!("the WAL is empty: ending, to start from what the disk has");
-    std::process::exit(74)
-}
-
-/// Returns (busy, pages in the WAL, pages copied).
-fn checkpoint(conn: &Connection, mode: &str) -> rusqlite::Result<(i64, i64, i64)> {
-    // Readers are not waited for: the writer has better things to do, and tries again.
-    conn.busy_timeout(Duration::from_millis(20))?;
-    let read = |row: &rusqlite::Row| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-    failpoint!("checkpoint.before");
-    let result = conn.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], read);
-    failpoint!("checkpoint.after");
-    conn.busy_timeout(Duration::from_millis(5000))?;
-    match result {
-        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok((1, 0, 0)),
-        other => other,
     }
 }
 

@@ -1,0 +1,106 @@
+//! Where writes wait for the writer: in order of arrival, unbounded (connections are what is bounded).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use tokio::sync::oneshot;
+
+use super::Error;
+use super::tx::Tx;
+
+/// The most writes that share a commit: more would only make the first of them wait longer.
+const GROUP: usize = 256;
+
+/// A write that waits for its turn.
+pub(super) trait Write: Send {
+    fn run(&mut self, tx: &Tx) -> Result<(), Error>;
+    fn answer(self: Box<Self>, outcome: Result<(), Error>);
+}
+
+/// A write as a closure, and where its outcome goes.
+pub(super) struct Pending<F, T> {
+    pub(super) write: F,
+    pub(super) value: Option<T>,
+    pub(super) reply: oneshot::Sender<Result<T, Error>>,
+}
+
+impl<F, T> Write for Pending<F, T>
+where
+    F: FnMut(&Tx) -> Result<T, Error> + Send,
+    T: Send,
+{
+    fn run(&mut self, tx: &Tx) -> Result<(), Error> {
+        self.value = Some((self.write)(tx)?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, outcome: Result<(), Error>) {
+        let Self { value, reply, .. } = *self;
+        let outcome = outcome.map(|()| value.expect("a write that succeeded has left its value"));
+        // The client may have hung up: the write stands all the same.
+        let _ = reply.send(outcome);
+    }
+}
+
+/// Where writes wait.
+#[derive(Default)]
+pub(super) struct Waiting {
+    state: Mutex<WaitingState>,
+    arrived: Condvar,
+    /// Turns true when no further writes are taken.
+    pub(super) closed: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct WaitingState {
+    writes: VecDeque<Box<dyn Write>>,
+    poked: bool,
+    closed: bool,
+}
+
+impl Waiting {
+    /// Adds a write; it fails at once when the writer has stopped.
+    pub(super) fn push(&self, write: Box<dyn Write>) {
+        let mut state = self.state.lock().expect("no holder panics");
+        if state.closed {
+            drop(state);
+            write.answer(Err(Error::Stopping));
+            return;
+        }
+        state.writes.push_back(write);
+        self.arrived.notify_one();
+    }
+
+    /// Makes the writer look at its deadlines.
+    pub(super) fn poke(&self) {
+        self.state.lock().expect("no holder panics").poked = true;
+        self.arrived.notify_one();
+    }
+
+    /// Takes no further writes; the writer ends after those that wait.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.state.lock().expect("no holder panics").closed = true;
+        self.arrived.notify_one();
+    }
+
+    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives; `None` when the writer
+    /// is to end.
+    pub(super) fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
+        let mut state = self.state.lock().expect("no holder panics");
+        while state.writes.is_empty() && !state.poked && !state.closed {
+            state = self.arrived.wait(state).expect("no holder panics");
+        }
+        state.poked = false;
+        if state.writes.is_empty() && state.closed {
+            return None;
+        }
+        let most = state.writes.len().min(GROUP);
+        Some(state.writes.drain(..most).collect())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.state.lock().expect("no holder panics").writes.len()
+    }
+}

@@ -28,6 +28,9 @@ fn a_record_is_fetched_and_verified() {
     let fake = Fake::start(|asked| match asked.line.as_str() {
         "GET /v1/runs/r-1/record" => Reply::bytes(&record(b"hello")),
         "GET /v1/runs/r-2/record" => Reply::bytes(&record(b"hellO")),
+        "GET /v1/runs/r-4/record" => {
+            Reply::bytes(&record(b"hello")).header("mediator-manifest-sha256", &"0".repeat(64))
+        }
         _ => Reply::problem(409, "not-sealed", "run r-3 is under way"),
     });
     let folder = tempfile::tempdir().expect("a folder");
@@ -43,6 +46,13 @@ fn a_record_is_fetched_and_verified() {
     mediator(&fake, &["record", "r-1", "--verify"]).expect(0);
     let done = mediator(&fake, &["record", "--verify", "r-2"]).expect(1);
     assert!(done.out.contains("logs/1-1.log was changed"), "{done:?}");
+    let done = mediator(&fake, &["record", "--verify", "r-4"]).expect(1);
+    assert!(done.out.contains("manifest.json was changed"), "{done:?}");
+    let done = mediator(&fake, &["record", "r-4"]).expect(1);
+    assert!(
+        done.err.contains("manifest.json was changed") && !done.out.is_empty(),
+        "what there is is passed on: {done:?}"
+    );
     let done = mediator(&fake, &["record", "r-3"]).expect(4);
     assert!(done.err.contains("run r-3 is under way") && done.out.is_empty(), "{done:?}");
 }

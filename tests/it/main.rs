@@ -6,6 +6,7 @@ mod ask;
 mod claim;
 mod drain;
 mod events;
+mod examples;
 mod hold;
 mod lease;
 mod loops;

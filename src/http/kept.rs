@@ -190,8 +190,9 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
 }
 
 async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunId>, mut last: i64, reset: bool) {
-    let opening =
-        if reset { format!(": mediator\n\nid: {last}\nevent: reset\ndata: {{}}\n\n") } else { ": mediator\n\n".into() };
+    // The id alone is no event: whoever is cut off before the first one resumes from here all the same.
+    let reset = if reset { "event: reset\ndata: {}\n" } else { "" };
+    let opening = format!(": mediator\nid: {last}\n{reset}\n");
     if sender.send_data(Bytes::from(opening)).await.is_err() {
         return;
     }

@@ -129,6 +129,7 @@ fn a_new_stream_begins_now() {
     let stream = daemon.events("", None);
     let run = churn(&daemon, 1, "after").remove(0);
     let first = stream.next();
+    assert_eq!(stream.begins_behind() + 1, first.id, "it tells where it begins, for a resume before the first event");
     assert_eq!((first.name.as_str(), first.data["run_id"].as_str()), ("run.submitted", Some(run.as_str())));
     for (query, header) in [("?run=..", "1"), ("?other=1", "1"), ("", "x"), ("", "-1")] {
         let url = format!("/v1/events{query}");

@@ -171,6 +171,37 @@ fn rejected_and_cancelled_runs_have_records() {
     lab.get("/v1/runs/unknown/record").problem(404, "not-found");
 }
 
+/// What happens to the run's nodes meanwhile is part of its story: who drained one, why, and when it fell silent.
+#[test]
+fn drains_and_silence_are_in_the_record() {
+    let lab = Lab::new();
+    lab.node("b1", &["board"]);
+    lab.node("b2", &["board"]);
+    let run = lab.placed(&one_step());
+    let claim = lab.claimed("b1");
+    for node in ["b1", "b2"] {
+        lab.post(&format!("/v1/nodes/{node}/drain"), &json!({"mode": "graceful", "reason": "new cable"})).expect(200);
+    }
+    lab.delete("/v1/nodes/b1/drain").expect(200);
+    lab.advance(70.0);
+    lab.heartbeat("b1");
+    lab.report("b1", &claim, json!({"exit_code": 0})).expect(200);
+    let files = unpack(&record(&lab, &run));
+    let names = names(&files);
+    let of_node: Vec<&String> = names
+        .iter()
+        .filter(|name| name.starts_with("node.") && !name.ends_with("leased") && !name.ends_with("freed"))
+        .collect();
+    assert_eq!(of_node, ["node.drained", "node.undrained", "node.silent", "node.back"], "of its own node alone");
+    let events = json_of(&files, "events.json");
+    let drained = events.as_array().expect("a list").iter().find(|event| event["event"] == "node.drained");
+    let data = &drained.expect("an event")["data"];
+    assert_eq!(
+        (&data["by"], &data["reason"], &data["node_id"]),
+        (&json!("operator"), &json!("new cable"), &json!("b1"))
+    );
+}
+
 /// A late report of a former holder is in the events, and in the record as long as that is open.
 #[test]
 fn a_late_report_is_in_the_record_while_it_is_open() {

@@ -892,6 +892,7 @@ pub struct Event {
 /// A stream of events, read by a thread of its own.
 pub struct Stream {
     events: std::sync::mpsc::Receiver<Event>,
+    begins_behind: i64,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     reading: Option<std::thread::JoinHandle<()>>,
 }
@@ -914,9 +915,13 @@ impl Stream {
                 assert_eq!(answer.status(), 200);
                 let mut text = String::new();
                 while let Some(Ok(frame)) = answer.body_mut().frame().await {
-                    let _ = ready.send(());
                     let Ok(bytes) = frame.into_data() else { continue };
                     text.push_str(std::str::from_utf8(&bytes).expect("events are cut between characters"));
+                    let opening = text.split_once("\n\n").map_or("", |(opening, _)| opening);
+                    let id = opening.lines().find_map(|line| line.strip_prefix("id: "));
+                    if let Some(id) = id {
+                        let _ = ready.send(id.parse().expect("a number"));
+                    }
                     while let Some((block, rest)) = text.split_once("\n\n") {
                         let event = parse_event(block);
                         text = rest.to_owned();
@@ -930,8 +935,14 @@ impl Stream {
                 tokio::select! { () = reading => {}, _ = stopped => {} }
             });
         });
-        is_open.recv_timeout(Duration::from_millis(LIMIT_MS.unsigned_abs())).expect("the stream opens");
-        Self { events, stop: Some(stop), reading: Some(reading) }
+        let limit = Duration::from_millis(LIMIT_MS.unsigned_abs());
+        let begins_behind = is_open.recv_timeout(limit).expect("the stream opens");
+        Self { events, begins_behind, stop: Some(stop), reading: Some(reading) }
+    }
+
+    /// Returns the id that the stream told at its opening.
+    pub fn begins_behind(&self) -> i64 {
+        self.begins_behind
     }
 
     /// Returns the next event.

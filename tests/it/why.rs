@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Lab, on_board, one_step, requires, step, with};
+use crate::support::{Daemon, Lab, id_of, on_board, one_step, requires, step, with};
 
 fn why(lab: &Lab, run: &str) -> Value {
     lab.get(&format!("/v1/runs/{run}/why")).expect(200)
@@ -247,4 +247,44 @@ fn an_ended_run_says_what_ended_it() {
         let why = why(&lab, run);
         assert_eq!((&why["code"], &why["detail"]), (&verdict["kind"], &verdict["detail"]));
     }
+}
+
+/// What the commands tell a person of a lab where one works, one waits and one is over.
+#[test]
+fn the_commands_tell_the_story() {
+    let daemon = Daemon::start();
+    daemon.node("b1", &["board"]);
+    let submit = |name: &str| id_of(&daemon.call("POST", "/v1/runs", &with(one_step(), "run_id", name)).body);
+    let over = submit("over");
+    let claim = daemon.claimed("b1");
+    let report = crate::support::report("b1", &claim, json!({"exit_code": 0}));
+    daemon.call("POST", &crate::support::result_path(&claim), &report).expect(200);
+    let holder = submit("holder");
+    daemon.claimed("b1");
+    let waiting = submit("waiting");
+
+    let table = daemon.mediator(&["runs"]).expect(0).out;
+    let row = |run: &str| {
+        let row = table.lines().find(|line| line.starts_with(run)).unwrap_or_else(|| panic!("{run} in {table}"));
+        row.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(row(&over).ends_with("0 s succeeded: every step ended well"), "{table}");
+    assert!(row(&holder).ends_with("0 s dut=b1; b1 works on work"), "{table}");
+    assert!(row(&waiting).contains("QUEUED") && row(&waiting).ends_with("position 1"), "{table}");
+
+    let shown = daemon.mediator(&["show", &holder]).expect(0).out;
+    for part in ["state:     RUNNING on dut=b1", "waited:    0 s", "now:       b1 works on work"] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    let node = daemon.mediator(&["node", "show", "b1"]).expect(0).out;
+    for part in ["state:      leased by holder", "waiting:    waiting", "it holds it now", "succeeded"] {
+        assert!(node.contains(part), "{part} is not in {node}");
+    }
+    let why = daemon.mediator(&["why", &waiting]).expect(0).out;
+    assert!(why.starts_with("run waiting (nodes-busy, position 1): role `dut` needs 1 more node: run holder"), "{why}");
+    let why = daemon.mediator(&["why", &over]).expect(0).out;
+    assert_eq!(why, "run over (succeeded): every step ended well\n");
+    let events = daemon.mediator(&["events", "--run", &over, "--after", "0"]).expect(0).out;
+    let names: Vec<&str> = events.lines().filter_map(|line| line.split(' ').nth(1)).collect();
+    assert_eq!((names.first(), names.last()), (Some(&"run.submitted"), Some(&"run.ended")), "{events}");
 }

@@ -114,10 +114,7 @@ pub async fn show(args: NodeArgs, context: &Context) -> Result<Exit, Stop> {
     if !node.waiting.is_empty() {
         let (first, count) = (&node.waiting[..node.waiting.len().min(WAITING)], node.waiting.len());
         let more = if count > first.len() { format!(" and {} more", count - first.len()) } else { String::new() };
-        out::line(&format!(
-            "waiting:    {}{more} (could be served by it; first in the queue first)",
-            first.join(", ")
-        ))?;
+        out::line(&format!("waiting:    {}{more} (it could serve them; first in the queue first)", first.join(", ")))?;
     }
     if !node.holders.is_empty() {
         out::line("")?;

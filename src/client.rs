@@ -66,6 +66,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Opened {
     url: String,
+    headers: HeaderMap,
     body: Incoming,
 }
 
@@ -281,7 +282,8 @@ impl Client {
         }
         let request = whole(request, Bytes::new())?;
         let response = in_time(&self.base, CALL_LIMIT, self.send(request)).await?;
-        Ok(Opened { url: self.base.clone(), body: response.into_body() })
+        let (head, body) = response.into_parts();
+        Ok(Opened { url: self.base.clone(), headers: head.headers, body })
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
@@ -329,12 +331,17 @@ fn whole(request: hyper::http::request::Builder, body: Bytes) -> Result<Request<
 }
 
 impl Opened {
+    /// Returns a header of the answer.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
     /// Returns the next piece of the body; `None` at its end.
     ///
     /// # Errors
     /// [`Error::Unreachable`] when the connection broke, or nothing came within `limit`.
     pub async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, Error> {
-        let Self { url, body } = self;
+        let Self { url, body, .. } = self;
         let next = async {
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| unreachable(url, chain(&error)))?;

@@ -47,18 +47,20 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
     let mut artifacts: Vec<Artifact> = wire::read(&answer)?;
     artifacts.retain(|artifact| seq.is_none_or(|seq| artifact.seq == seq));
     if let Some(path) = &args.get {
-        let newest = artifacts.into_iter().filter(|artifact| artifact.path == *path);
-        let Some(artifact) = newest.max_by_key(|artifact| (artifact.seq, artifact.attempt)) else {
+        artifacts.retain(|artifact| artifact.path == *path);
+        if artifacts.is_empty() {
             let message = format!(
                 "run {} left no '{path}': `mediator artifacts {}` lists what it left",
                 args.run_id, args.run_id
             );
             return Err(Stop::new(Exit::Refused, message));
-        };
-        let mut source = open(context, &address, &artifact).await?;
+        }
+        // Which of several is the newest the daemon knows: a loop may have gone back to an earlier step.
+        let query = seq.map(|seq| format!("?seq={seq}")).unwrap_or_default();
+        let mut source = open(context, &address, path, &query).await?;
         match &args.output {
             None => copy(&mut source, &mut std::io::stdout().lock()).await?,
-            Some(file) => save_checked(&mut source, file, &artifact).await?,
+            Some(file) => save_checked(&mut source, file, &artifacts).await?,
         }
     } else if let Some(folder) = &args.all {
         for artifact in &artifacts {
@@ -66,8 +68,9 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
             let parent = file.parent().unwrap_or(folder);
             std::fs::create_dir_all(parent)
                 .map_err(|error| Stop::new(Exit::Failed, format!("cannot make {}: {error}", parent.display())))?;
-            let mut source = open(context, &address, artifact).await?;
-            save_checked(&mut source, &file, artifact).await?;
+            let query = format!("?seq={}&attempt={}", artifact.seq, artifact.attempt);
+            let mut source = open(context, &address, &artifact.path, &query).await?;
+            save_checked(&mut source, &file, std::slice::from_ref(artifact)).await?;
             out::line(&file.display().to_string())?;
         }
     } else {
@@ -81,17 +84,16 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
     Ok(Exit::Done)
 }
 
-async fn open(context: &Context, address: &str, artifact: &Artifact) -> Result<Opened, Stop> {
+async fn open(context: &Context, address: &str, path: &str, query: &str) -> Result<Opened, Stop> {
     // The slashes of a path are the address's own.
-    let path: Vec<String> = artifact.path.split('/').map(encode).collect();
-    let (seq, attempt) = (artifact.seq, artifact.attempt);
-    let path = format!("{address}/artifacts/{}?seq={seq}&attempt={attempt}", path.join("/"));
-    Ok(context.client.open(&path, None).await?)
+    let path: Vec<String> = path.split('/').map(encode).collect();
+    Ok(context.client.open(&format!("{address}/artifacts/{}{query}", path.join("/")), None).await?)
 }
 
-async fn save_checked(source: &mut Opened, file: &Path, artifact: &Artifact) -> Result<(), Stop> {
+/// Writes an artifact that must be one of these.
+async fn save_checked(source: &mut Opened, file: &Path, expected: &[Artifact]) -> Result<(), Stop> {
     let sha256 = save(source, file).await?;
-    if sha256.eq_ignore_ascii_case(&artifact.sha256) {
+    if expected.iter().any(|artifact| sha256.eq_ignore_ascii_case(&artifact.sha256)) {
         return Ok(());
     }
     Err(Stop::new(Exit::Failed, format!("{} is not what the daemon's list says: its SHA-256 differs", file.display())))

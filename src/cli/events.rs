@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::follow::{Patient, pause_unless_parked};
 use super::{Context, Exit, Stop, out};
-use crate::client::{Client, Error, Opened};
+use crate::client::{Client, Error, Opened, encode};
 use crate::clock::boottime_ms;
 
 /// A stream that says nothing for so long, not even a comment, is taken for dead and opened anew: an event that came
@@ -35,8 +35,12 @@ struct Event {
 
 /// Shows events until it is interrupted, or the run that was asked for has ended.
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
+    let path = match &args.run_id {
+        None => "/v1/events".to_owned(),
+        Some(run_id) => format!("/v1/events?run={}", encode(run_id)),
+    };
     let mut last_id = args.after.map(|id| id.to_string());
-    let mut stream = open(&context.client, last_id.as_deref()).await?;
+    let mut stream = open(&context.client, &path, last_id.as_deref()).await?;
     // Asked only now: a run that ends after this look is seen to end in the stream.
     if let Some(run_id) = args.run_id.as_deref().filter(|_| args.after.is_none()) {
         let (run, _) = Patient::new(&context.client).run(run_id).await?;
@@ -52,12 +56,13 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
         match stream.next(SILENCE).await {
             Ok(Some(bytes)) => {
                 for event in lines.feed(&bytes) {
-                    if !event.id.is_empty() {
-                        last_id = Some(event.id.clone());
-                    }
                     if show(&event, args.run_id.as_deref(), context.json)? {
                         return Ok(Exit::Done);
                     }
+                }
+                // Also when there was no event: the daemon begins by telling where.
+                if !lines.last_id.is_empty() {
+                    last_id = Some(lines.last_id.clone());
                 }
             }
             Ok(None) | Err(Error::Unreachable { .. }) => {
@@ -65,16 +70,16 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
                 lines = Lines::default();
                 pause_unless_parked(opened_at).await;
                 opened_at = boottime_ms();
-                stream = patient.insist(async |client| open(client, last_id.as_deref()).await).await?;
+                stream = patient.insist(async |client| open(client, &path, last_id.as_deref()).await).await?;
             }
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-async fn open(client: &Client, last_id: Option<&str>) -> Result<Opened, Error> {
+async fn open(client: &Client, path: &str, last_id: Option<&str>) -> Result<Opened, Error> {
     let header = last_id.map(|id| (HeaderName::from_static("last-event-id"), id));
-    client.open("/v1/events", header).await
+    client.open(path, header).await
 }
 
 /// Shows one event if it is wanted; says whether it is the end of the run that was asked for.
@@ -114,6 +119,8 @@ fn sentence(name: &str, data: &Value) -> String {
 struct Lines {
     pending: Vec<u8>,
     id: String,
+    /// The id of the last block that was whole.
+    last_id: String,
     name: String,
     data: Vec<String>,
 }
@@ -132,6 +139,7 @@ impl Lines {
 
     fn line(&mut self, line: &str) -> Option<Event> {
         if line.is_empty() {
+            self.last_id.clone_from(&self.id);
             let data = std::mem::take(&mut self.data);
             let name = std::mem::take(&mut self.name);
             let is_event = !data.is_empty() || !name.is_empty();

@@ -108,10 +108,30 @@ pub async fn show(args: NodeArgs, context: &Context) -> Result<Exit, Stop> {
     }
     for drain in &node.drains {
         let age = text::age(&drain.since);
-        out::line(&format!("drain:      {} by {} for {age}: {}", drain.mode, drain.by, drain.reason))?;
+        let reason = if drain.reason.is_empty() { "no reason given" } else { &drain.reason };
+        out::line(&format!("drain:      {} by {} for {age}: {reason}", drain.mode, drain.by))?;
+    }
+    if !node.waiting.is_empty() {
+        let (first, count) = (&node.waiting[..node.waiting.len().min(WAITING)], node.waiting.len());
+        let more = if count > first.len() { format!(" and {} more", count - first.len()) } else { String::new() };
+        out::line(&format!("waiting:    {}{more} (it could serve them; first in the queue first)", first.join(", ")))?;
+    }
+    if !node.holders.is_empty() {
+        out::line("")?;
+        let mut table = Table::new(&["HOLDER", "BY", "WORK", "SINCE", "HELD FOR", "ENDED AS"]);
+        for holder in &node.holders {
+            let held = text::lasted(&holder.from, &holder.to);
+            let why = if holder.to.is_empty() { "it holds it now".to_owned() } else { holder.why.clone() };
+            let since = format!("{} ago", text::age(&holder.from));
+            table.row([holder.run_id.clone(), holder.principal.clone(), holder.work.clone(), since, held, why]);
+        }
+        table.print()?;
     }
     Ok(Exit::Done)
 }
+
+/// How many of those that wait for a node are named.
+const WAITING: usize = 5;
 
 /// Declares a node without an agent.
 pub async fn add(args: AddArgs, context: &Context) -> Result<Exit, Stop> {

@@ -15,6 +15,8 @@ use crate::client::{Opened, encode};
 
 /// How long a download may stand still.
 pub const STALL: Duration = Duration::from_secs(60);
+/// The header with the SHA-256 of the manifest, as the daemon's rows keep it.
+const SEALED: &str = "mediator-manifest-sha256";
 /// The file that lists the others.
 const MANIFEST: &str = "manifest.json";
 /// More than the manifest of any record: 500 steps with all their artifacts.
@@ -29,7 +31,8 @@ pub struct Args {
     /// Write the archive to this file (default: standard output)
     #[arg(long, short, value_name = "FILE", conflicts_with = "verify")]
     output: Option<PathBuf>,
-    /// Check every file against the SHA-256 in the record's manifest; write nothing
+    /// Check every file against the SHA-256 in the record's manifest, and of a run's record the manifest against the
+    /// daemon's rows; write nothing
     #[arg(long)]
     verify: bool,
 }
@@ -47,22 +50,39 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
         return Err(Stop::new(Exit::Usage, "a terminal cannot show an archive: give --output FILE, or redirect"));
     }
     let mut source = context.client.open(&format!("/v1/runs/{}/record", encode(&args.target)), None).await?;
+    let sealed = source.header(SEALED).map(str::to_owned);
+    let name = format!("the record of run {}", args.target);
     if args.verify {
-        let name = format!("the record of run {}", args.target);
-        return verify_stream(source, &name).await;
+        let checked = check_on_the_way(&mut source, sealed, |_| Ok(())).await?;
+        return report(&name, checked);
     }
-    match &args.output {
-        None => copy(&mut source, &mut std::io::stdout().lock()).await?,
-        Some(path) => save(&mut source, path).await.map(|_| ())?,
+    // What is passed on is looked at on its way: the daemon sends what its disk has.
+    let checked = match &args.output {
+        None => {
+            let mut out = std::io::stdout().lock();
+            let checked = check_on_the_way(&mut source, sealed, |bytes| Ok(out.write_all(bytes)?)).await?;
+            out.flush()?;
+            checked
+        }
+        Some(path) => {
+            let mut file = Partial::create(path)?;
+            let checked = check_on_the_way(&mut source, sealed, |bytes| file.write(bytes)).await?;
+            file.finish()?;
+            checked
+        }
+    };
+    let Err(wrong) = checked else { return Ok(Exit::Done) };
+    for what in wrong {
+        out::note(&format!("{name}: {what}"));
     }
-    Ok(Exit::Done)
+    Ok(Exit::Failed)
 }
 
 /// Verifies the file of a record.
 pub fn verify_file(args: &Args) -> Result<Exit, Stop> {
     let file = std::fs::File::open(&args.target)
         .map_err(|error| Stop::new(Exit::Usage, format!("cannot read {}: {error}", args.target)))?;
-    report(&args.target, check(std::io::BufReader::new(file)))
+    report(&args.target, check(std::io::BufReader::new(file), None))
 }
 
 /// Writes what is still to come to `sink`.
@@ -76,18 +96,43 @@ pub async fn copy(source: &mut Opened, sink: &mut impl Write) -> Result<(), Stop
 /// Writes what is still to come to a file, which appears under its name only when it is whole, and returns the
 /// SHA-256 of it in hexadecimal.
 pub async fn save(source: &mut Opened, path: &Path) -> Result<String, Stop> {
-    let cannot = |error: std::io::Error| Stop::new(Exit::Failed, format!("cannot write {}: {error}", path.display()));
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".part");
-    let partial = PathBuf::from(partial);
-    let mut file = std::fs::File::create(&partial).map_err(cannot)?;
+    let mut file = Partial::create(path)?;
     let mut hash = Sha256::new();
     while let Some(bytes) = source.next(STALL).await? {
         hash.update(&bytes);
-        file.write_all(&bytes).map_err(cannot)?;
+        file.write(&bytes)?;
     }
-    std::fs::rename(&partial, path).map_err(cannot)?;
+    file.finish()?;
     Ok(hex(&hash.finalize()))
+}
+
+/// A file that gets its name when it is finished.
+struct Partial<'a> {
+    file: std::fs::File,
+    partial: PathBuf,
+    path: &'a Path,
+}
+
+impl<'a> Partial<'a> {
+    fn create(path: &'a Path) -> Result<Self, Stop> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".part");
+        let partial = PathBuf::from(partial);
+        let file = std::fs::File::create(&partial).map_err(|error| cannot_write(path, &error))?;
+        Ok(Self { file, partial, path })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        self.file.write_all(bytes).map_err(|error| cannot_write(self.path, &error))
+    }
+
+    fn finish(self) -> Result<(), Stop> {
+        std::fs::rename(&self.partial, self.path).map_err(|error| cannot_write(self.path, &error))
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Stop {
+    Stop::new(Exit::Failed, format!("cannot write {}: {error}", path.display()))
 }
 
 /// Returns bytes in hexadecimal.
@@ -95,22 +140,30 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The archive is read by a thread of its own, since its reader blocks.
-async fn verify_stream(mut source: Opened, name: &str) -> Result<Exit, Stop> {
+/// Hands an archive on, piece by piece, and checks it meanwhile: in a thread of its own, since its reader blocks.
+async fn check_on_the_way(
+    source: &mut Opened,
+    sealed: Option<String>,
+    mut pass_on: impl FnMut(&[u8]) -> Result<(), Stop>,
+) -> Result<Checked, Stop> {
     let (sender, receiver) = mpsc::channel(4);
-    let reading = tokio::task::spawn_blocking(|| check(Pieces { receiver, piece: Bytes::new() }));
+    let mut sender = Some(sender);
+    let reading =
+        tokio::task::spawn_blocking(move || check(Pieces { receiver, piece: Bytes::new() }, sealed.as_deref()));
     while let Some(bytes) = source.next(STALL).await? {
-        if sender.send(bytes).await.is_err() {
-            // It has seen enough, and says what.
-            break;
+        pass_on(&bytes)?;
+        // Behind the end of an archive, or behind what is wrong with it, the reader is gone.
+        if let Some(own) = &sender
+            && own.send(bytes).await.is_err()
+        {
+            sender = None;
         }
     }
     drop(sender);
-    let checked = reading.await.map_err(|error| Stop::new(Exit::Failed, error.to_string()))?;
-    report(name, checked)
+    reading.await.map_err(|error| Stop::new(Exit::Failed, error.to_string()))
 }
 
-fn report(name: &str, checked: Result<usize, Vec<String>>) -> Result<Exit, Stop> {
+fn report(name: &str, checked: Checked) -> Result<Exit, Stop> {
     match checked {
         Ok(files) => {
             out::line(&format!("{name} is whole: {files} files"))?;
@@ -156,8 +209,11 @@ struct ManifestEntry {
     sha256: String,
 }
 
-/// Compares every file of the archive with its manifest. Returns the number of files, or everything that is wrong.
-fn check(archive: impl Read) -> Result<usize, Vec<String>> {
+/// The number of files, or everything that is wrong.
+type Checked = Result<usize, Vec<String>>;
+
+/// Compares every file of the archive with its manifest, and that with the SHA-256 it was sealed with, if it is known.
+fn check(archive: impl Read, sealed: Option<&str>) -> Checked {
     let broken = |error: std::io::Error| vec![format!("not a whole archive: {error}")];
     let mut archive = tar::Archive::new(archive);
     let mut found: BTreeMap<String, String> = BTreeMap::new();
@@ -176,6 +232,9 @@ fn check(archive: impl Read) -> Result<usize, Vec<String>> {
         if path == MANIFEST && manifest.is_none() {
             let mut text = Vec::new();
             entry.by_ref().take(MANIFEST_BYTES).read_to_end(&mut text).map_err(broken)?;
+            if sealed.is_some_and(|sealed| !sealed.eq_ignore_ascii_case(&hex(&Sha256::digest(&text)))) {
+                wrong.push(format!("{MANIFEST} was changed: it is not the one that was sealed"));
+            }
             manifest = Some(serde_json::from_slice::<Manifest>(&text));
             continue;
         }
@@ -187,7 +246,10 @@ fn check(archive: impl Read) -> Result<usize, Vec<String>> {
     }
     let manifest = match manifest {
         None => return Err(vec![format!("no {MANIFEST} in it: not a record, or cut short")]),
-        Some(Err(error)) => return Err(vec![format!("{MANIFEST}: {error}")]),
+        Some(Err(error)) => {
+            wrong.push(format!("{MANIFEST}: {error}"));
+            return Err(wrong);
+        }
         Some(Ok(manifest)) => manifest,
     };
     let files = manifest.files.len();
@@ -238,13 +300,16 @@ mod tests {
 
     #[test]
     fn a_whole_record_is_whole() {
-        assert_eq!(check(record(b"hello\n", &[]).as_slice()), Ok(1));
+        let whole = record(b"hello\n", &[]);
+        assert_eq!(check(whole.as_slice(), None), Ok(1));
+        let wrong = check(whole.as_slice(), Some("00")).expect_err("another manifest was sealed");
+        assert_eq!(wrong, ["manifest.json was changed: it is not the one that was sealed"]);
     }
 
     #[test]
     fn every_difference_is_found() {
         let check = |bytes: &[u8], expect: &str| {
-            let wrong = check(bytes).expect_err(expect);
+            let wrong = check(bytes, None).expect_err(expect);
             assert!(wrong.iter().any(|what| what.contains(expect)), "{wrong:?}");
         };
         check(&record(b"hellO\n", &[]), "logs/1-1.log was changed");

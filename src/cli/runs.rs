@@ -64,14 +64,15 @@ pub async fn list(args: ListArgs, context: &Context) -> Result<Exit, Stop> {
         list.print_json("runs")?;
         return Ok(Exit::Done);
     }
-    let mut table = Table::new(&["RUN", "STATE", "NAME", "BY", "AGE", "DETAIL"]);
+    let mut table = Table::new(&["RUN", "STATE", "NAME", "BY", "AGE", "WAITED", "DETAIL"]);
     for run in list.read::<Run>()? {
         let detail = match run.state.as_str() {
             "QUEUED" => run.queue.position.map(|position| format!("position {position}")).unwrap_or_default(),
             _ if run.has_ended() => text::verdict(&run),
-            _ => text::placement(&run.assigned),
+            _ => doing(&run),
         };
-        table.row([run.run_id, run.state, run.name, run.principal, text::age(&run.created_at), detail]);
+        let (age, waited) = (text::age(&run.created_at), waited(&run));
+        table.row([run.run_id, run.state, run.name, run.principal, age, waited, detail]);
     }
     table.print()?;
     Ok(Exit::Done)
@@ -99,6 +100,7 @@ pub async fn show(args: ShowArgs, context: &Context) -> Result<Exit, Stop> {
     field("created", &moment(&run.created_at))?;
     field("started", &moment(&run.started_at))?;
     field("ended", &moment(&run.ended_at))?;
+    field("waited", &waited(&run))?;
     if !run.started_at.is_empty() {
         field("took", &text::lasted(&run.started_at, &run.ended_at))?;
     }
@@ -109,11 +111,39 @@ pub async fn show(args: ShowArgs, context: &Context) -> Result<Exit, Stop> {
         field("requires", &requirement(require))?;
     }
     field("assigned", &text::placement(&run.assigned))?;
+    if run.state == "RUNNING" {
+        field("now", &at_hand(&run).join("; "))?;
+    }
     if !run.steps.is_empty() {
         out::line("")?;
         steps(&run.steps).print()?;
     }
     Ok(Exit::Done)
+}
+
+/// Returns how long a run waited for its nodes, or waits; up to its end if it never had them.
+fn waited(run: &Run) -> String {
+    let until = if run.started_at.is_empty() { &run.ended_at } else { &run.started_at };
+    text::lasted(&run.created_at, until)
+}
+
+/// Returns who has what of a running run in hand: the nodes that carry out a step, the holder, the question.
+fn at_hand(run: &Run) -> Vec<String> {
+    let describe = |step: &Step| match (step.state.as_str(), step.kind.as_str()) {
+        ("CLAIMED", "hold") => Some(format!("{} holds it ({})", run.principal, step.id)),
+        ("CLAIMED", _) => Some(format!("{} works on {}", step.node_id, step.id)),
+        ("ASKED", _) => Some(format!("{} waits for an answer", step.id)),
+        _ => None,
+    };
+    run.steps.iter().filter_map(describe).collect()
+}
+
+/// Returns where a running run is, and what it is at.
+fn doing(run: &Run) -> String {
+    let mut parts = vec![text::placement(&run.assigned)];
+    parts.extend(at_hand(run));
+    parts.retain(|part| !part.is_empty());
+    parts.join("; ")
 }
 
 /// Cancels runs, all of them even if one is refused.

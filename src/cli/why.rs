@@ -22,8 +22,8 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Stop> {
     }
     let why: Why = wire::read(&answer)?;
     let reason = if why.detail.is_empty() { &why.code } else { &why.detail };
-    let position = why.position.map(|position| format!(" (position {position})")).unwrap_or_default();
-    out::line(&format!("run {}{position}: {reason}", args.run_id))?;
+    let position = why.position.map(|position| format!(", position {position}")).unwrap_or_default();
+    out::line(&format!("run {} ({}{position}): {reason}", args.run_id, why.code))?;
     for role in &why.roles {
         out::line("")?;
         out::line(&format!(

@@ -127,6 +127,19 @@ answer!(
         drain: String,
         drains: Vec<Drain>,
         lease: Option<Lease>,
+        holders: Vec<Holder>,
+        waiting: Vec<String>,
+    }
+);
+answer!(
+    /// A lease that a node had, or has.
+    Holder {
+        run_id: String,
+        principal: String,
+        work: String,
+        from: String,
+        to: String,
+        why: String,
     }
 );
 answer!(

@@ -112,11 +112,18 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
     let run = call.run()?;
     let store = call.app.store.clone();
     let manifest = store.seal(&run).await?;
+    let (own, sealed) = (run.clone(), store.clone());
+    let files = tokio::task::spawn_blocking(move || record::files(sealed.folder(), &own)).await;
+    // Said as long as something can be said: what is found later cuts the archive off.
+    let files = files.map_err(ended_early)?.map_err(|error| {
+        log::error!("a sealed record is not as it was run={run} cause={error}");
+        Problem::new("internal", format!("the sealed record of run {run} is not as it was: {error}"))
+    })?;
     let (sender, body) = Channel::<Bytes, io::Error>::new(2);
     tokio::task::spawn_blocking(move || {
         let sink = Sink { sender: Some(sender), runtime: tokio::runtime::Handle::current() };
         let mut sink = io::BufWriter::with_capacity(64 << 10, sink);
-        if let Err(error) = record::tar(store.folder(), &run, &mut sink) {
+        if let Err(error) = record::tar(store.folder(), &run, &files, &mut sink) {
             log::warn!("cannot send a record run={run} cause={error}");
             // Cut off rather than ended: nobody may take it for whole.
             let (sink, _) = sink.into_parts();
@@ -183,8 +190,9 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
 }
 
 async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunId>, mut last: i64, reset: bool) {
-    let opening =
-        if reset { format!(": mediator\n\nid: {last}\nevent: reset\ndata: {{}}\n\n") } else { ": mediator\n\n".into() };
+    // The id alone is no event: whoever is cut off before the first one resumes from here all the same.
+    let reset = if reset { "event: reset\ndata: {}\n" } else { "" };
+    let opening = format!(": mediator\nid: {last}\n{reset}\n");
     if sender.send_data(Bytes::from(opening)).await.is_err() {
         return;
     }

@@ -130,9 +130,9 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
         let (own, nonce) = (key.clone(), nonce.clone());
         store.read(move |conn| views::check_holder(conn, &own, &nonce)).await
     };
+    // Refused before a long body is read.
     check().await?;
     let mut piece = Vec::new();
-    let mut is_first = true;
     loop {
         let chunk = call.body.next().await?;
         let is_last = chunk.is_none();
@@ -141,9 +141,7 @@ pub async fn write_log(mut call: Call) -> Result<Reply, Problem> {
             continue;
         }
         // A body may trickle in for long: by now the step can be somebody else's, or its log synced with its result.
-        if !std::mem::take(&mut is_first) {
-            check().await?;
-        }
+        check().await?;
         let (logs, own, bytes) = (store.clone(), key.clone(), std::mem::take(&mut piece));
         let length = bytes.len() as u64;
         let appended = tokio::task::spawn_blocking(move || logs.logs().append(&own, offset, &bytes)).await;

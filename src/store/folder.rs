@@ -1,8 +1,8 @@
 //! The data folder: whose it is, who may read it, and that only one daemon is in it.
 
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -130,16 +130,23 @@ impl Folder {
     /// Writes a file that only its owner may read: whole, or not at all.
     pub fn write_private(&self, name: &str, text: &str) -> io::Result<()> {
         use std::io::Write as _;
-        use std::os::unix::fs::OpenOptionsExt as _;
         let (temporary, path) = (self.path.join(format!("{name}.new")), self.path.join(name));
         let _ = std::fs::remove_file(&temporary);
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(temporary, path)?;
         File::open(&self.path)?.sync_all()
     }
 }
+
+/// Opens a file of a run for reading; a link in its place is not followed.
+pub(super) fn open_plain(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(NOFOLLOW).open(path)
+}
+
+#[allow(clippy::cast_possible_wrap, reason = "a flag of open(2)")]
+pub(super) const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
 /// The name of the database in the data folder.
 pub const DATABASE: &str = "mediator.db";

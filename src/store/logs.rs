@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::Folder;
+use super::folder::{NOFOLLOW, open_plain};
 use crate::domain::ids::RunId;
 use crate::failpoint;
 
@@ -62,7 +63,11 @@ impl Logs {
         let at = usize::try_from(hasher.finish() % self.locks.len() as u64).expect("below 16");
         let _guard = self.locks[at].lock().expect("no holder panics");
         let path = self.path(key);
-        let open = || OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(NOFOLLOW);
+            options.open(&path)
+        };
         let mut file = match open() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 DirBuilder::new().recursive(true).mode(0o700).create(path.parent().expect("a log is in a folder"))?;
@@ -101,9 +106,10 @@ impl Logs {
     pub fn open(&self, key: &LogKey) -> io::Result<Option<(File, u64)>> {
         let working = self.path(key);
         let sealed = self.folder.records().join(key.run.as_str()).join(format!("logs/{}-{}.log", key.seq, key.attempt));
-        // Looked for on both sides of a seal that may be going on, and once more where it began.
-        for path in [&working, &sealed, &working] {
-            match File::open(path) {
+        // The sealed one first: a piece that came too late may have begun another where the working one was (I9). Looked
+        // for on both sides of a seal that may be going on, and once more where it began.
+        for path in [&sealed, &working, &sealed] {
+            match open_plain(path) {
                 Ok(file) => {
                     let size = file.metadata()?.len();
                     return Ok(Some((file, size)));
@@ -122,7 +128,7 @@ impl Logs {
     pub fn sync(&self, key: &LogKey) -> io::Result<()> {
         let path = self.path(key);
         failpoint!("log.before_sync");
-        match File::open(&path) {
+        match open_plain(&path) {
             Ok(file) => {
                 if let Err(error) = file.sync_all() {
                     // What the disk has of it is unknown: better nothing, which is noticed.

@@ -65,12 +65,20 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         (
             "SELECT run_id FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED' AND queue_until <= ?1 LIMIT 256",
             true,
-            |_, _| Ok(Some(runs::verdict(VerdictKind::QueueTimeout, "its time in the queue ended"))),
+            |tx, run| {
+                let seconds = seconds(tx, run, "queue_until - created_at")?;
+                let detail = format!("its nodes did not become free within {seconds} s (queue_timeout_seconds)");
+                Ok(Some(runs::verdict(VerdictKind::QueueTimeout, detail)))
+            },
         ),
         (
             "SELECT run_id FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING' AND ends_by <= ?1 LIMIT 256",
             strict,
-            |_, _| Ok(Some(runs::verdict(VerdictKind::TimeLimit, "its time limit passed"))),
+            |tx, run| {
+                let seconds = seconds(tx, run, "ends_by - started_at")?;
+                let detail = format!("it had not ended within {seconds} s of its start (its time limit)");
+                Ok(Some(runs::verdict(VerdictKind::TimeLimit, detail)))
+            },
         ),
         (
             "SELECT run_id FROM runs INDEXED BY runs_holder_until
@@ -103,6 +111,12 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
 }
 
 type Maker = fn(&Tx, &runs::RunRow) -> Result<Option<Verdict>, Error>;
+
+/// Returns a time that a run was given, in seconds.
+fn seconds(tx: &Tx, run: &runs::RunRow, column: &str) -> Result<f64, Error> {
+    let query = format!("SELECT ({column}) / 1000.0 FROM runs WHERE run_id = ?1");
+    Ok(tx.conn.prepare_cached(&query)?.query_row([run.run_id.as_str()], |row| row.get(0))?)
+}
 
 /// Makes the verdict on a run one of whose leases ran out.
 fn lost(tx: &Tx, run: &runs::RunRow) -> Result<Option<Verdict>, Error> {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::artifacts::{artifacts_folder, hex};
+use super::folder::open_plain;
 use super::views::{self, At};
 use super::{Error, Folder, Refusal, Store, not_found, random_text};
 use crate::domain::ids::RunId;
@@ -262,14 +263,6 @@ fn pretty(value: &Value) -> String {
     text
 }
 
-/// Opens a file of ours; a link in its place is not followed.
-fn open_plain(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(NOFOLLOW).open(path)
-}
-
-#[allow(clippy::cast_possible_wrap, reason = "a flag of open(2)")]
-const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-
 fn file_names(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -294,18 +287,26 @@ fn sync_tree(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Writes a sealed record as a tar: the same bytes every time. Only plain files, sorted, with fixed owner and mode.
+/// Lists the files of a sealed record, sorted.
 ///
 /// # Errors
-/// The file system's, or whoever reads; a link or anything else that is not a plain file is an error.
-pub fn tar(folder: &Folder, run: &RunId, sink: impl Write) -> io::Result<()> {
-    let root = folder.records().join(run.as_str());
+/// The file system's; a link or anything else that is not a plain file is an error.
+pub fn files(folder: &Folder, run: &RunId) -> io::Result<Vec<String>> {
     let mut paths = Vec::new();
-    collect(&root, "", &mut paths)?;
+    collect(&folder.records().join(run.as_str()), "", &mut paths)?;
     paths.sort();
+    Ok(paths)
+}
+
+/// Writes these files of a sealed record as a tar: the same bytes every time, with fixed owner and mode.
+///
+/// # Errors
+/// The file system's, or whoever reads; a link is an error.
+pub fn tar(folder: &Folder, run: &RunId, files: &[String], sink: impl Write) -> io::Result<()> {
+    let root = folder.records().join(run.as_str());
     let mut archive = tar::Builder::new(sink);
-    for path in paths {
-        let mut file = open_plain(&root.join(&path))?;
+    for path in files {
+        let mut file = open_plain(&root.join(path))?;
         let mut header = tar::Header::new_gnu();
         header.set_size(file.metadata()?.len());
         header.set_mode(0o644);
@@ -313,7 +314,7 @@ pub fn tar(folder: &Folder, run: &RunId, sink: impl Write) -> io::Result<()> {
         header.set_gid(0);
         header.set_mtime(0);
         header.set_entry_type(tar::EntryType::Regular);
-        archive.append_data(&mut header, &path, &mut file)?;
+        archive.append_data(&mut header, path, &mut file)?;
     }
     archive.into_inner()?.flush()
 }

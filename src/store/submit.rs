@@ -205,7 +205,8 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             log::info!("run queued run={id} principal={}", submission.principal);
         }
         New::Rejected(reject) => {
-            let data = json!({"state": state.as_str(), "verdict": {"kind": "rejected", "detail": reject.detail}});
+            let verdict = runs::verdict(VerdictKind::Rejected, reject.detail.clone());
+            let data = json!({"state": state.as_str(), "verdict": runs::verdict_json(&verdict)});
             tx.event("run.ended", About::run(id), data)?;
             tx.tell(Topic::Ended);
             failpoint!("reject.after_rows");

@@ -147,8 +147,14 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Writes an event in this transaction; its followers see it after the commit.
+    /// Writes an event in this transaction; its followers see it after the commit. What happens to a node is part of
+    /// the story of the run that holds it: so a drain of it is in that run's record.
     pub(super) fn event(&self, event: &str, about: About, data: Value) -> Result<(), Error> {
+        let holder = match (about.run, about.node) {
+            (None, Some(node)) => super::runs::holding(self, node)?,
+            _ => None,
+        };
+        let about = About { run: about.run.or(holder.as_ref()), ..about };
         let run = about.run.map(RunId::as_str);
         let node = about.node.map(NodeId::as_str);
         self.conn

@@ -51,7 +51,7 @@ fn why_names_each_role_and_what_keeps_its_nodes() {
         )
     });
     let done = mediator(&fake, &["why", "r-1"]).expect(0);
-    assert!(done.out.starts_with("run r-1 (position 2): role dut waits for a node\n"), "{done:?}");
+    assert!(done.out.starts_with("run r-1 (waiting, position 2): role dut waits for a node\n"), "{done:?}");
     assert!(done.out.contains("dut: 1 wanted, 2 known, 2 live, 0 free"), "{done:?}");
     assert!(done.out.contains("run r-7") && done.out.contains("by kim, new cable"), "{done:?}");
 }

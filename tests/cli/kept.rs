@@ -28,6 +28,9 @@ fn a_record_is_fetched_and_verified() {
     let fake = Fake::start(|asked| match asked.line.as_str() {
         "GET /v1/runs/r-1/record" => Reply::bytes(&record(b"hello")),
         "GET /v1/runs/r-2/record" => Reply::bytes(&record(b"hellO")),
+        "GET /v1/runs/r-4/record" => {
+            Reply::bytes(&record(b"hello")).header("mediator-manifest-sha256", &"0".repeat(64))
+        }
         _ => Reply::problem(409, "not-sealed", "run r-3 is under way"),
     });
     let folder = tempfile::tempdir().expect("a folder");
@@ -43,6 +46,13 @@ fn a_record_is_fetched_and_verified() {
     mediator(&fake, &["record", "r-1", "--verify"]).expect(0);
     let done = mediator(&fake, &["record", "--verify", "r-2"]).expect(1);
     assert!(done.out.contains("logs/1-1.log was changed"), "{done:?}");
+    let done = mediator(&fake, &["record", "--verify", "r-4"]).expect(1);
+    assert!(done.out.contains("manifest.json was changed"), "{done:?}");
+    let done = mediator(&fake, &["record", "r-4"]).expect(1);
+    assert!(
+        done.err.contains("manifest.json was changed") && !done.out.is_empty(),
+        "what there is is passed on: {done:?}"
+    );
     let done = mediator(&fake, &["record", "r-3"]).expect(4);
     assert!(done.err.contains("run r-3 is under way") && done.out.is_empty(), "{done:?}");
 }
@@ -59,12 +69,16 @@ fn artifacts_are_listed_and_fetched() {
                 {"seq": 2, "attempt": 1, "path": "bad", "size": 3, "sha256": sha256(b"good")},
             ]),
         ),
-        "GET /v1/runs/r-1/artifacts/out/a%20b.bin?seq=1&attempt=2" => Reply::bytes(b"new"),
+        "GET /v1/runs/r-1/artifacts/out/a%20b.bin"
+        | "GET /v1/runs/r-1/artifacts/out/a%20b.bin?seq=1"
+        | "GET /v1/runs/r-1/artifacts/out/a%20b.bin?seq=1&attempt=2" => Reply::bytes(b"new"),
         "GET /v1/runs/r-1/artifacts/out/a%20b.bin?seq=1&attempt=1" => Reply::bytes(b"old"),
         _ => Reply::bytes(b"bad"),
     });
     assert_eq!(mediator(&fake, &["artifacts", "r-1"]).expect(0).out.lines().count(), 4);
     assert_eq!(mediator(&fake, &["artifacts", "r-1", "--get", "out/a b.bin"]).expect(0).out, "new");
+    let get = ["artifacts", "r-1", "--step", "exec", "--get", "out/a b.bin"];
+    assert_eq!(mediator(&fake, &get).expect(0).out, "new");
     let done = mediator(&fake, &["artifacts", "r-1", "--get", "nothing"]).expect(4);
     assert!(done.err.contains("left no 'nothing'"), "{done:?}");
 
@@ -82,10 +96,10 @@ fn events_resume_where_the_stream_broke_off() {
     let opened = AtomicUsize::new(0);
     let fake = Fake::start(move |asked| {
         match (asked.line.as_str(), opened.fetch_add(1, Ordering::Relaxed)) {
-        ("GET /v1/events", 0) => Reply::bytes(
+        ("GET /v1/events?run=r-1", 0) => Reply::bytes(
             b"id: 7\nevent: run.started\ndata: {\"run_id\":\"r-1\",\"at\":\"T\"}\n\nid: 8\nevent: node.silent\ndata: {\"run_id\":null}\n\nid: 9\nevent: run.en",
         ),
-        ("GET /v1/events", _) => {
+        ("GET /v1/events?run=r-1", _) => {
             Reply::bytes(b"id: 9\nevent: run.ended\ndata: {\"run_id\":\"r-1\",\"at\":\"T\",\"state\":\"SUCCEEDED\"}\n\n")
         }
         _ => Reply::json(200, run("RUNNING", json!({}))),
@@ -95,6 +109,19 @@ fn events_resume_where_the_stream_broke_off() {
     assert_eq!(done.out, "T run.started run_id=r-1\nT run.ended run_id=r-1 state=SUCCEEDED\n");
     let resumed: Vec<String> = fake.asked().into_iter().filter_map(|asked| asked.last_event_id).collect();
     assert_eq!(resumed, ["8"]);
+}
+
+/// A stream that breaks off before its first event is resumed from where it began: what came meanwhile is not missed.
+#[test]
+fn a_stream_without_an_event_yet_is_resumed_from_its_beginning() {
+    let fake = Fake::start(|asked| match (asked.line.as_str(), asked.last_event_id.as_deref()) {
+        ("GET /v1/events?run=r-1", None) => Reply::bytes(b": mediator\nid: 6\n\nid: 7\nevent: run.en"),
+        ("GET /v1/events?run=r-1", _) => Reply::bytes(b"id: 7\nevent: run.ended\ndata: {\"run_id\":\"r-1\"}\n\n"),
+        _ => Reply::json(200, run("RUNNING", json!({}))),
+    });
+    mediator(&fake, &["events", "--run", "r-1"]).expect(0);
+    let resumed: Vec<String> = fake.asked().into_iter().filter_map(|asked| asked.last_event_id).collect();
+    assert_eq!(resumed, ["6"]);
 }
 
 #[test]

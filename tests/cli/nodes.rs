@@ -39,6 +39,37 @@ fn a_node_is_shown_with_its_drains() {
     assert_eq!(fake.asked()[0].line, "GET /v1/nodes/board-1");
 }
 
+/// Who had it last, and who waits for it.
+#[test]
+fn a_node_is_shown_with_its_last_holders_and_what_waits() {
+    let holder = |run: &str, to: Value, why: Value| json!({"run_id": run, "principal": "kim", "work": "gerrit:4711", "from": "2026-01-01T00:00:00.000Z", "to": to, "why": why});
+    let holders = json!([
+        holder("r-9", Value::Null, Value::Null),
+        holder("r-8", json!("2026-01-01T00:05:00.000Z"), json!("succeeded")),
+    ]);
+    let waiting: Vec<String> = (1..=7).map(|n| format!("w-{n}")).collect();
+    let told = json!({"lease": {"run_id": "r-9"}, "holders": holders, "waiting": waiting});
+    let fake = Fake::start(move |_| Reply::json(200, node(told.clone())));
+    let done = mediator(&fake, &["node", "show", "board-1"]).expect(0);
+    assert!(done.out.contains("state:      leased by r-9"), "{done:?}");
+    assert!(done.out.contains("waiting:    w-1, w-2, w-3, w-4, w-5 and 2 more"), "{done:?}");
+    let rows: Vec<String> =
+        done.out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert!(rows.iter().any(|row| row == "HOLDER BY WORK SINCE HELD FOR ENDED AS"), "{done:?}");
+    assert!(
+        rows.iter().any(|row| row.starts_with("r-9 kim gerrit:4711") && row.ends_with("it holds it now")),
+        "{done:?}"
+    );
+    assert!(
+        rows.iter().any(|row| row.starts_with("r-8 kim gerrit:4711") && row.ends_with("5 min succeeded")),
+        "{done:?}"
+    );
+    // One of before.
+    let fake = Fake::start(|_| Reply::json(200, node(json!({}))));
+    let done = mediator(&fake, &["node", "show", "board-1"]).expect(0);
+    assert!(!done.out.contains("HOLDER") && !done.out.contains("waiting"), "{done:?}");
+}
+
 #[test]
 fn a_static_node_is_declared_and_removed() {
     let fake = Fake::start(|asked| match asked.line.as_str() {

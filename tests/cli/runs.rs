@@ -16,7 +16,7 @@ fn runs_are_a_table_and_hostile_text_is_shown_with_escapes() {
     });
     let done = mediator(&fake, &["runs"]).expect(0);
     let lines: Vec<Vec<&str>> = done.out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["RUN", "STATE", "NAME", "BY", "AGE", "DETAIL"]);
+    assert_eq!(lines[0], ["RUN", "STATE", "NAME", "BY", "AGE", "WAITED", "DETAIL"]);
     assert_eq!(lines[1][..4], ["r-1", "RUNNING", "smoke", "operator"]);
     assert_eq!(lines[1].last(), Some(&"dut=board-1"));
     assert!(done.out.contains(r"x\x1b[2J\u{202e}"), "{done:?}");
@@ -78,6 +78,41 @@ fn show_tells_the_whole_story() {
     ] {
         assert!(done.out.contains(part), "{part} is not in\n{}", done.out);
     }
+}
+
+/// How long it waited, who holds what, and what is at hand.
+#[test]
+fn a_running_run_is_told_in_full_and_in_short() {
+    let view = || {
+        let step = |seq: u64, id: &str, kind: &str, state: &str, node: serde_json::Value| json!({"seq": seq, "id": id, "kind": kind, "state": state, "node_id": node, "attempt": 1});
+        let steps = json!([
+            step(1, "flash", "run", "CLAIMED", json!("board-1")),
+            step(2, "look", "ask", "ASKED", json!(null)),
+            step(3, "bench", "hold", "CLAIMED", json!(null)),
+            step(4, "end", "run", "PENDING", json!("board-1")),
+        ]);
+        run("RUNNING", json!({"started_at": "2026-01-01T00:05:00.000Z", "steps": steps}))
+    };
+    let fake = Fake::start(move |asked| match asked.line.as_str() {
+        "GET /v1/runs/r-1" => Reply::json(200, view()),
+        _ => {
+            let ended = json!({"started_at": null, "ended_at": "2026-01-01T00:02:00.000Z", "assigned": []});
+            Reply::json(200, json!({"runs": [view(), run("CANCELLED", ended)], "next": null}))
+        }
+    });
+    let done = mediator(&fake, &["show", "r-1"]).expect(0);
+    assert!(done.out.contains("waited:    5 min"), "{done:?}");
+    assert!(
+        done.out.contains("now:       board-1 works on flash; look waits for an answer; operator holds it (bench)"),
+        "{done:?}"
+    );
+    let done = mediator(&fake, &["runs"]).expect(0);
+    let lines: Vec<&str> = done.out.lines().collect();
+    assert!(
+        lines[1].contains("5 min") && lines[1].contains("dut=board-1; board-1 works on flash; look waits"),
+        "{done:?}"
+    );
+    assert!(lines[2].contains("2 min"), "one that never started waited until its end: {done:?}");
 }
 
 #[test]

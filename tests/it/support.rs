@@ -81,6 +81,13 @@ impl Http {
         Self { rt, pool: Pool::builder(TokioExecutor::new()).build(connector) }
     }
 
+    /// Sends a request and waits for its answer.
+    #[track_caller]
+    pub fn send(&self, method: &str, url: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
+        let call = async { self.request(method, url, headers, body).await };
+        self.rt.block_on(call).expect("an answer")
+    }
+
     fn request(
         &self,
         method: &str,
@@ -238,6 +245,12 @@ impl Lab {
     #[track_caller]
     pub fn get(&self, path: &str) -> Reply {
         self.call("GET", path, &Value::Null)
+    }
+
+    /// Sends bytes as they are.
+    #[track_caller]
+    pub fn put(&self, path: &str, body: impl Into<Bytes>) -> Reply {
+        self.call_with("PUT", path, &[], body)
     }
 
     #[track_caller]
@@ -765,6 +778,206 @@ impl Daemon {
     pub fn rows(&self) -> Connection {
         open_rows(self.dir.path())
     }
+
+    /// Sends a call and kills the daemon so much later; says whether the call was answered 200.
+    pub fn killed_during(&mut self, delay: Duration, method: &str, path: &str, body: &Value) -> bool {
+        let mut child = self.child.take().expect("it runs");
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            child.kill().expect("it can be killed");
+            child.wait().expect("it ends");
+        });
+        let token = format!("Bearer {}", self.token);
+        let url = format!("{}{path}", self.url);
+        let call =
+            async { self.http.request(method, &url, &[("authorization", &token)], body.to_string().into()).await };
+        let answer = self.http.rt.block_on(call);
+        killer.join().expect("no panic");
+        answer.is_ok_and(|reply| reply.status == 200)
+    }
+
+    /// The environment that a command needs to find it.
+    pub fn env(&self) -> [(&'static str, String); 2] {
+        [("MEDIATOR_URL", self.url.clone()), ("MEDIATOR_TOKEN", self.token.clone())]
+    }
+
+    /// Runs a command of the built program against it, to its end.
+    pub fn mediator(&self, args: &[&str]) -> Done {
+        let child = Command::new(env!("CARGO_BIN_EXE_mediator"))
+            .args(args)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .envs(self.env())
+            .stdin(Stdio::null())
+            .output()
+            .expect("it starts");
+        Done {
+            code: child.status.code().unwrap_or(-1),
+            bytes: child.stdout.clone(),
+            out: String::from_utf8_lossy(&child.stdout).into_owned(),
+            err: String::from_utf8_lossy(&child.stderr).into_owned(),
+        }
+    }
+
+    /// Sends bytes as they are.
+    #[track_caller]
+    pub fn put(&self, path: &str, body: impl Into<Bytes>) -> Reply {
+        let token = format!("Bearer {}", self.token);
+        self.http.send("PUT", &format!("{}{path}", self.url), &[("authorization", &token)], body.into())
+    }
+
+    /// Claims for the instance `NODE-1`, and waits for a step.
+    #[track_caller]
+    pub fn claimed(&self, node: &str) -> Value {
+        let path = format!("/v1/nodes/{node}/claim?wait_seconds=20");
+        self.call("POST", &path, &json!({"instance": format!("{node}-1")})).expect(200)
+    }
+
+    /// Advertises a node with the instance `NODE-1`.
+    #[track_caller]
+    pub fn node(&self, node: &str, capabilities: &[&str]) {
+        self.call("POST", "/v1/nodes", &advert(node, &format!("{node}-1"), capabilities)).expect(200);
+    }
+
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Reply {
+        self.call("GET", path, &Value::Null)
+    }
+
+    /// Follows the events, behind the event with this id or from now on.
+    pub fn events(&self, query: &str, after: Option<i64>) -> Stream {
+        Stream::open(&format!("{}/v1/events{query}", self.url), &self.token, after)
+    }
+}
+
+/// Opens a copy of a dead daemon's database: opening that itself would put in order what the daemon has to.
+pub fn copy_of(folder: &Path) -> (TempDir, Connection) {
+    let copy = tempfile::tempdir().expect("there is room");
+    for suffix in ["", "-wal"] {
+        let name = format!("{DATABASE}{suffix}");
+        if folder.join(&name).exists() {
+            std::fs::copy(folder.join(&name), copy.path().join(&name)).expect("there is room");
+        }
+    }
+    let rows = Connection::open(copy.path().join(DATABASE)).expect("the database");
+    (copy, rows)
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub struct Done {
+    pub code: i32,
+    pub bytes: Vec<u8>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Done {
+    /// Asserts the exit code, and shows everything if it is another.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}\n{}", self.out, self.err);
+        self
+    }
+}
+
+/// An event as it was received.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub id: i64,
+    pub name: String,
+    pub data: Value,
+}
+
+/// A stream of events, read by a thread of its own.
+pub struct Stream {
+    events: std::sync::mpsc::Receiver<Event>,
+    begins_behind: i64,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    reading: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Stream {
+    fn open(url: &str, token: &str, after: Option<i64>) -> Self {
+        let (url, token) = (url.to_owned(), format!("Bearer {token}"));
+        let (sender, events) = std::sync::mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let (ready, is_open) = std::sync::mpsc::channel();
+        let reading = std::thread::spawn(move || {
+            let http = Http::new();
+            let mut request = Request::builder().uri(url).header("authorization", token);
+            if let Some(after) = after {
+                request = request.header("last-event-id", after);
+            }
+            let sent = http.pool.request(request.body(Full::new(Bytes::new())).expect("a request"));
+            let reading = async {
+                let mut answer = sent.await.expect("an answer");
+                assert_eq!(answer.status(), 200);
+                let mut text = String::new();
+                while let Some(Ok(frame)) = answer.body_mut().frame().await {
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    text.push_str(std::str::from_utf8(&bytes).expect("events are cut between characters"));
+                    let opening = text.split_once("\n\n").map_or("", |(opening, _)| opening);
+                    let id = opening.lines().find_map(|line| line.strip_prefix("id: "));
+                    if let Some(id) = id {
+                        let _ = ready.send(id.parse().expect("a number"));
+                    }
+                    while let Some((block, rest)) = text.split_once("\n\n") {
+                        let event = parse_event(block);
+                        text = rest.to_owned();
+                        if event.is_some_and(|event| sender.send(event).is_err()) {
+                            return;
+                        }
+                    }
+                }
+            };
+            http.rt.block_on(async {
+                tokio::select! { () = reading => {}, _ = stopped => {} }
+            });
+        });
+        let limit = Duration::from_millis(LIMIT_MS.unsigned_abs());
+        let begins_behind = is_open.recv_timeout(limit).expect("the stream opens");
+        Self { events, begins_behind, stop: Some(stop), reading: Some(reading) }
+    }
+
+    /// Returns the id that the stream told at its opening.
+    pub fn begins_behind(&self) -> i64 {
+        self.begins_behind
+    }
+
+    /// Returns the next event.
+    #[track_caller]
+    pub fn next(&self) -> Event {
+        self.events.recv_timeout(Duration::from_millis(LIMIT_MS.unsigned_abs())).expect("an event")
+    }
+
+    /// Returns the events up to the first that is looked for, that one included.
+    #[track_caller]
+    pub fn until(&self, is_last: impl Fn(&Event) -> bool) -> Vec<Event> {
+        let mut list = Vec::new();
+        loop {
+            list.push(self.next());
+            if list.last().is_some_and(&is_last) {
+                return list;
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(reading) = self.reading.take() {
+            let _ = reading.join();
+        }
+    }
+}
+
+fn parse_event(block: &str) -> Option<Event> {
+    let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    let name = field("event")?.to_owned();
+    let data = serde_json::from_str(field("data")?).expect("JSON");
+    Some(Event { id: field("id")?.parse().expect("a number"), name, data })
 }
 
 impl Drop for Daemon {

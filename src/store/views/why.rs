@@ -72,7 +72,7 @@ pub fn why(conn: &Connection, id: &RunId, settings: &Settings, at: At) -> Result
     let run = run_view(conn, id, at)?;
     match RunState::parse(&run.state) {
         Some(RunState::Queued) => waiting(conn, &run, settings, at),
-        Some(RunState::Running) => Ok(plain("running", running(&run))),
+        Some(RunState::Running) => Ok(plain("running", running(conn, &run, at)?)),
         _ => {
             let text = |name: &str| run.verdict.as_ref().and_then(|v| v[name].as_str()).unwrap_or_default().to_owned();
             Ok(plain(&text("kind"), text("detail")))
@@ -85,7 +85,7 @@ fn plain(code: &str, detail: String) -> WhyView {
 }
 
 /// Says what a running run is at.
-fn running(run: &RunView) -> String {
+fn running(conn: &Connection, run: &RunView, at: At) -> Result<String, Error> {
     let mut parts = Vec::new();
     for step in &run.steps {
         let on = step.node_id.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
@@ -96,14 +96,27 @@ fn running(run: &RunView) -> String {
             _ => {}
         }
     }
-    if parts.is_empty() {
-        let next = run.steps.iter().find(|step| step.state == "PENDING");
-        return next.map_or_else(String::new, |step| {
-            let on = step.node_id.as_deref().map(|node| format!(" of {node}")).unwrap_or_default();
-            format!("step `{}` is ready and not yet claimed by the agent{on}", step.id)
+    // Steps need earlier ones alone: the first that was not begun is ready.
+    if let Some(step) = run.steps.iter().find(|step| step.state == "PENDING" && parts.is_empty()) {
+        parts.push(match (step.kind.as_str(), &step.node_id) {
+            ("hold", _) => {
+                let nodes = settling(conn, run, at)?.join(", ");
+                format!("step `{}` opens once the agent of {nodes} has stopped its earlier work", step.id)
+            }
+            (_, Some(node)) => format!("step `{}` is ready and not yet claimed by the agent of {node}", step.id),
+            (_, None) => format!("step `{}` is ready", step.id),
         });
     }
-    parts.join("; ")
+    Ok(parts.join("; "))
+}
+
+/// Returns the run's nodes whose agents may still be at work for an earlier lease.
+fn settling(conn: &Connection, run: &RunView, at: At) -> Result<Vec<String>, Error> {
+    let mut statement = conn.prepare_cached(
+        "SELECT node_id FROM leases JOIN nodes USING (node_id) WHERE run_id = ?1 AND settling_until > ?2 ORDER BY node_id",
+    )?;
+    let nodes = statement.query_map((&run.run_id, at.now), |row| row.get(0))?;
+    Ok(nodes.collect::<Result<_, _>>()?)
 }
 
 fn waiting(conn: &Connection, run: &RunView, settings: &Settings, at: At) -> Result<WhyView, Error> {

@@ -1,9 +1,10 @@
 //! The store: everything that is kept, on one SQLite file, and the one writer that changes it.
 //!
 //! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
-//! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on; `submit`, `sweep`,
-//! `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen; `views` answers
-//! questions without changing anything; `invariants` finds rows that should not be.
+//! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on;
+//! `submit`, `sweep`, `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen;
+//! `request` does it once, `outbox` tells of it, `record` keeps it; `views` answers questions without changing
+//! anything; `invariants` finds rows that should not be.
 //!
 //! Whoever opens a [`Store`] gets: the folder locked, the schema of this version, the boot write committed, time
 //! granted for the downtime, the queue woken once.

@@ -122,8 +122,8 @@ impl Lab {
 
     /// The same with this standard input.
     pub fn hold_on(&self, name: &str, flags: &[&str], command: &[&str], stdin: Stdio) -> Hold {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_mediator"));
-        program.args(self.words(name, flags, command));
+        let mut program = with_plain_signals();
+        program.arg(env!("CARGO_BIN_EXE_mediator")).args(self.words(name, flags, command));
         self.begin(program, name, stdin)
     }
 
@@ -242,4 +242,12 @@ impl Drop for Hold {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts what follows with the signals as a shell gives them: whoever runs the tests may ignore some (`nohup`, a shell
+/// without job control), and an ignored signal stays ignored.
+pub fn with_plain_signals() -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal=HUP,INT,QUIT,TERM,USR1,PIPE");
+    env
 }

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::lab::{Hold, Lab, wait_for};
+use crate::lab::{Hold, Lab, wait_for, with_plain_signals};
 
 /// A terminal, and what was shown on it.
 struct Terminal {
@@ -23,7 +23,8 @@ fn hold_on_terminal(lab: &Lab, name: &str, script: &str) -> (Hold, Terminal) {
     unlockpt(&ours).expect("it is ours");
     let path = ptsname(&ours, Vec::new()).expect("it has a name").into_string().expect("text");
     let theirs = File::options().read(true).write(true).open(path).expect("it is there");
-    let mut program = Command::new("setsid");
+    let mut program = with_plain_signals();
+    program.arg("setsid");
     // Standard error goes to the terminal as well; the lab gives it a file.
     program.args(["-c", "-w", "sh", "-c", "exec \"$@\" 2>&0", "sh", env!("CARGO_BIN_EXE_mediator")]);
     program.args(lab.words(name, &[], &["sh", "-c", script]));

@@ -2,6 +2,7 @@
 //! README.md in this folder tells what is tried and how to repeat a failure.
 
 mod daemon;
+mod disk;
 mod matrix;
 mod scenarios;
 #[path = "../it/support.rs"]

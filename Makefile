@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance test crash crash-demo check clean
+.PHONY: help build demo retry-demo conformance test crash crash-demo soak check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -30,6 +30,10 @@ crash: ## kill the daemon at every named point, more than a thousand times (test
 
 crash-demo: ## what a kill leaves, and what a restart and a retry make of it, in tables (docs/crash-recovery.md, 20 s)
 	@$(CARGO) test --quiet --locked --features failpoints --test crash-demo
+
+soak: ## random kills of the daemon and agents under load, for DURATION seconds (60); SEED=n repeats a run
+	SOAK_SECONDS=$(or $(DURATION),60) SOAK_SEED=$(SEED) \
+		$(CARGO) test --locked --features failpoints --test crash -- --nocapture soak::
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

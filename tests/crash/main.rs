@@ -5,6 +5,7 @@ mod daemon;
 mod disk;
 mod matrix;
 mod scenarios;
+mod soak;
 #[path = "../it/support.rs"]
 mod support;
 mod syscalls;

@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '%-14s %s\n' "$$target" "$$text"; done
+		printf '%-18s %s\n' "$$target" "$$text"; done
 
 build: ## build target/release/mediator
 	$(CARGO) build --locked --release

@@ -180,6 +180,16 @@ impl Drop for Agent {
     }
 }
 
+/// An address that stays the daemon's while it is dead, since agents do not look for another: below the ports that
+/// outgoing connections get, or one of them might take it, even one to the very port.
+fn address_to_keep() -> String {
+    let first = std::process::id() % 10_000;
+    (0..10_000)
+        .map(|at| format!("127.0.0.1:{}", 20_000 + (first + at) % 10_000))
+        .find(|address| std::net::TcpListener::bind(address).is_ok())
+        .expect("a free port")
+}
+
 #[test]
 fn random_kills_lose_nothing_that_was_acknowledged() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -190,11 +200,7 @@ fn random_kills_lose_nothing_that_was_acknowledged() {
     let folder = tempfile::tempdir().expect("there is room");
     let (data, starts) = (folder.path().join("data"), folder.path().join("starts"));
     std::fs::create_dir(&starts).expect("there is room");
-    // A port that stays the daemon's: agents do not look for another.
-    let listen = {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        free.local_addr().expect("an address").to_string()
-    };
+    let listen = address_to_keep();
     let lab = Lab { listen: Some(listen.clone()), ..Lab::default() };
     let mut daemon = Some(Daemon::start(&data, &lab).expect("it starts"));
     let token = std::fs::read_to_string(data.join("operator.token")).expect("a token").trim().to_owned();

@@ -1,11 +1,11 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance test crash check clean
+.PHONY: help build demo retry-demo conformance test crash crash-demo soak check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '%-14s %s\n' "$$target" "$$text"; done
+		printf '%-18s %s\n' "$$target" "$$text"; done
 
 build: ## build target/release/mediator
 	$(CARGO) build --locked --release
@@ -26,7 +26,14 @@ test: ## run the tests: plain `cargo test`, nothing else is needed
 	$(CARGO) test --locked
 
 crash: ## kill the daemon at every named point, more than a thousand times (tests/crash/README.md)
-	$(CARGO) test --locked --features failpoints --test crash -- --nocapture
+	$(CARGO) test --locked --features failpoints --test crash --test crash-demo -- --nocapture
+
+crash-demo: ## what a kill leaves, and what a restart and a retry make of it, in tables (docs/crash-recovery.md, 20 s)
+	@$(CARGO) test --quiet --locked --features failpoints --test crash-demo
+
+soak: ## random kills of the daemon and agents under load, for DURATION seconds (60); SEED=n repeats a run
+	SOAK_SECONDS=$(or $(DURATION),60) SOAK_SEED=$(SEED) \
+		$(CARGO) test --locked --features failpoints --test crash -- --nocapture soak::
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

@@ -28,11 +28,11 @@ struct Inner {
 #[derive(Debug)]
 enum Source {
     /// Scale = boottime + base.
-    System {
-        base: AtomicI64,
-    },
+    System { base: AtomicI64 },
     Manual {
         now: Mutex<Ms>,
+        /// How far the wall clock is from the scale.
+        wall: AtomicI64,
     },
 }
 
@@ -45,7 +45,10 @@ impl Clock {
 
     /// Returns a clock that stands at `now` until [`Clock::advance`] is called.
     pub fn manual(now: Ms) -> Self {
-        Self(Arc::new(Inner { source: Source::Manual { now: Mutex::new(now) }, offset: AtomicI64::new(0) }))
+        Self(Arc::new(Inner {
+            source: Source::Manual { now: Mutex::new(now), wall: AtomicI64::new(0) },
+            offset: AtomicI64::new(0),
+        }))
     }
 
     /// Moves a manual clock on. Whoever waits for a deadline must be told (`Store::poke`).
@@ -54,11 +57,22 @@ impl Clock {
     /// On the machine's clock.
     pub fn advance(&self, by: Duration) {
         match &self.0.source {
-            Source::Manual { now } => {
+            Source::Manual { now, .. } => {
                 *now.lock().expect("no holder panics") += i64::try_from(by.as_millis()).unwrap_or(i64::MAX)
             }
             Source::System { .. } => panic!("only a manual clock can be set"),
         }
+    }
+
+    /// Steps the wall clock of a manual clock; the scale goes on as before.
+    ///
+    /// # Panics
+    /// On the machine's clock.
+    pub fn step_wall(&self, by: i64) {
+        match &self.0.source {
+            Source::Manual { wall, .. } => wall.fetch_add(by, Ordering::Relaxed),
+            Source::System { .. } => panic!("only a manual clock can be set"),
+        };
     }
 
     /// Returns the CLOCK_BOOTTIME at which the scale will show `at`; a manual clock has none.
@@ -78,7 +92,7 @@ impl Clock {
     pub fn now(&self) -> Ms {
         match &self.0.source {
             Source::System { base } => boottime_ms() + base.load(Ordering::Relaxed),
-            Source::Manual { now } => *now.lock().expect("no holder panics"),
+            Source::Manual { now, .. } => *now.lock().expect("no holder panics"),
         }
     }
 
@@ -95,21 +109,25 @@ impl Clock {
                 let now = (wall_ms() - offset).max(not_before);
                 base.store(now - boottime_ms(), Ordering::Relaxed);
             }
-            Source::Manual { now } => {
+            Source::Manual { now, wall } => {
                 let mut now = now.lock().expect("no holder panics");
-                *now = (*now).max(not_before);
+                let shown = *now + wall.load(Ordering::Relaxed);
+                *now = (shown - offset).max(not_before);
+                wall.store(shown - *now, Ordering::Relaxed);
             }
         }
         self.0.offset.store(offset, Ordering::Relaxed);
         self.follow_wall_clock();
     }
 
-    /// Looks whether the wall clock was stepped; returns the new offset if so. A manual clock has no wall clock.
+    /// Looks whether the wall clock was stepped; returns the new offset if so.
     pub fn follow_wall_clock(&self) -> Option<i64> {
-        let Source::System { .. } = &self.0.source else { return None };
         // The scale is read first: a pause between the two must not look like time still to come.
         let scale = self.now();
-        let offset = wall_ms() - scale;
+        let offset = match &self.0.source {
+            Source::System { .. } => wall_ms() - scale,
+            Source::Manual { wall, .. } => wall.load(Ordering::Relaxed),
+        };
         if (offset - self.offset()).abs() <= STEP_MS {
             return None;
         }

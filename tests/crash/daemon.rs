@@ -24,11 +24,25 @@ pub struct Lab {
     pub webhook: Option<String>,
     /// How long keys are remembered, if not for a week.
     pub retention_seconds: Option<&'static str>,
+    /// Whether debug builds must take rows that a test has planted.
+    pub is_broken: bool,
+    /// Where to listen, if not at any free port.
+    pub listen: Option<String>,
+    /// Where the daemon's own view of the files is to be found, if it has one: `/proc/PID/root`.
+    pub root: Option<std::path::PathBuf>,
 }
 
 /// There was no answer, or "not now": the daemon died, or its disk failed. The same is to be asked again.
 #[derive(Debug)]
 pub struct Died;
+
+/// A whole answer.
+pub struct Reply {
+    pub status: u16,
+    /// The status line and the headers, in lower case.
+    pub head: String,
+    pub body: Value,
+}
 
 /// A status and a body.
 pub type Answer = (u16, Value);
@@ -43,8 +57,12 @@ impl Daemon {
     pub fn start_under(tracer: &[String], binary: &str, dir: &Path, lab: &Lab) -> Option<Self> {
         let words: Vec<&str> = tracer.iter().map(String::as_str).chain([binary]).collect();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(dir);
+        let listen = lab.listen.as_deref().unwrap_or("127.0.0.1:0");
+        command.args(&words[1..]).args(["serve", "--listen", listen, "--data"]).arg(dir);
         command.env("MEDIATOR_FAILPOINTS", orders(dir)).env("RUST_LOG", "off");
+        if lab.is_broken {
+            command.env("MEDIATOR_TOLERATE_BROKEN_ROWS", "1");
+        }
         if let Some(seconds) = lab.retention_seconds {
             command.env("MEDIATOR_IDEMPOTENCY_RETENTION_SECONDS", seconds);
         }
@@ -63,8 +81,10 @@ impl Daemon {
             child.wait().expect("it ends");
             return None;
         };
+        let dir =
+            lab.root.as_ref().map_or_else(|| dir.to_owned(), |root| root.join(dir.strip_prefix("/").unwrap_or(dir)));
         let token = std::fs::read_to_string(dir.join("operator.token")).expect("a token");
-        Some(Self { child, address: address.to_owned(), token: token.trim().to_owned(), dir: dir.to_owned() })
+        Some(Self { child, address: address.to_owned(), token: token.trim().to_owned(), dir })
     }
 
     /// Sends one request.
@@ -72,25 +92,14 @@ impl Daemon {
     /// # Errors
     /// [`Died`] when it is not answered, or answered that it could not be done now.
     pub fn call(&self, method: &str, path: &str, key: Option<&str>, body: &str) -> Result<Answer, Died> {
-        self.exchange(method, path, key, body).filter(|(status, _)| !matches!(status, 503 | 507)).ok_or(Died)
+        let reply =
+            self.exchange(method, path, key, body).filter(|reply| !matches!(reply.status, 503 | 507)).ok_or(Died)?;
+        Ok((reply.status, reply.body))
     }
 
-    fn exchange(&self, method: &str, path: &str, key: Option<&str>, body: &str) -> Option<Answer> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-        let key = key.map(|key| format!("Idempotency-Key: {key}\r\n")).unwrap_or_default();
-        let (host, token, length) = (&self.address, &self.token, body.len());
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nContent-Length: {length}\r\n\
-             Connection: close\r\n{key}\r\n"
-        );
-        stream.write_all(head.as_bytes()).ok()?;
-        stream.write_all(body.as_bytes()).ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).ok()?;
-        let split = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
-        let status = std::str::from_utf8(answer.get(9..12)?).ok()?.parse().ok()?;
-        Some((status, serde_json::from_slice(&answer[split + 4..]).unwrap_or(Value::Null)))
+    /// Sends one request; `None` if no answer came.
+    pub fn exchange(&self, method: &str, path: &str, key: Option<&str>, body: &str) -> Option<Reply> {
+        exchange(&self.address, &self.token, method, path, key, body)
     }
 
     /// Posts JSON and expects a 2xx answer.
@@ -139,6 +148,27 @@ impl Drop for Daemon {
         }
         let _ = self.child.wait();
     }
+}
+
+/// Sends one request; `None` if no answer came.
+pub fn exchange(address: &str, token: &str, method: &str, path: &str, key: Option<&str>, body: &str) -> Option<Reply> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
+    let key = key.map(|key| format!("Idempotency-Key: {key}\r\n")).unwrap_or_default();
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n{key}\r\n"
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(body.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let split = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let status = std::str::from_utf8(answer.get(9..12)?).ok()?.parse().ok()?;
+    let head = String::from_utf8_lossy(&answer[..split]).to_lowercase();
+    let body = serde_json::from_slice(&answer[split + 4..]).unwrap_or(Value::Null);
+    Some(Reply { status, head, body })
 }
 
 /// The file that a daemon on `dir` reads its orders from.

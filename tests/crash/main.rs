@@ -2,8 +2,10 @@
 //! README.md in this folder tells what is tried and how to repeat a failure.
 
 mod daemon;
+mod disk;
 mod matrix;
 mod scenarios;
+mod soak;
 #[path = "../it/support.rs"]
 mod support;
 mod syscalls;

@@ -55,7 +55,7 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     pub fn new(scenario: &'a Scenario, receiver: &'a str) -> Self {
         let webhook = scenario.webhook.then(|| receiver.to_owned());
-        let lab = Lab { webhook, retention_seconds: scenario.retention_seconds };
+        let lab = Lab { webhook, retention_seconds: scenario.retention_seconds, ..Lab::default() };
         let prepared = tempfile::tempdir().expect("there is room");
         let mut case = Self { scenario, lab, prepared, expected: Vec::new() };
         {

@@ -4,6 +4,7 @@ mod acquire;
 mod artifacts;
 mod ask;
 mod claim;
+mod clock;
 mod drain;
 mod events;
 mod examples;

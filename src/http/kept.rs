@@ -4,11 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
-use http_body_util::channel::{Channel, Sender};
 use hyper::StatusCode;
-use hyper::body::Frame;
 use hyper::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
+use tokio::sync::mpsc;
 
 use super::App;
 use super::call::{Call, too_large};
@@ -119,20 +117,16 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
         log::error!("a sealed record is not as it was run={run} cause={error}");
         Problem::new("internal", format!("the sealed record of run {run} is not as it was: {error}"))
     })?;
-    let (sender, body) = Channel::<Bytes, io::Error>::new(2);
+    let (sender, body) = reply::pieces(2);
     tokio::task::spawn_blocking(move || {
-        let sink = Sink { sender: Some(sender), runtime: tokio::runtime::Handle::current() };
-        let mut sink = io::BufWriter::with_capacity(64 << 10, sink);
+        let mut sink = io::BufWriter::with_capacity(64 << 10, Sink(sender.clone()));
         if let Err(error) = record::tar(store.folder(), &run, &files, &mut sink) {
             log::warn!("cannot send a record run={run} cause={error}");
-            // Cut off rather than ended: nobody may take it for whole.
-            let (sink, _) = sink.into_parts();
-            if let Some(sender) = sink.sender {
-                sender.abort(error);
-            }
+            // Cut off rather than ended. Nobody hears it if the client has gone.
+            let _ = sender.blocking_send(Err(error));
         }
     });
-    let mut reply = hyper::Response::new(body.boxed_unsync());
+    let mut reply = hyper::Response::new(body);
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
@@ -143,17 +137,12 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
 }
 
 /// Hands what is written in a blocking task to a body, as fast as the client reads.
-struct Sink {
-    sender: Option<Sender<Bytes, io::Error>>,
-    runtime: tokio::runtime::Handle,
-}
+struct Sink(mpsc::Sender<io::Result<Bytes>>);
 
 impl io::Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone");
-        let sender = self.sender.as_mut().ok_or_else(gone)?;
-        let frame = Frame::data(Bytes::copy_from_slice(bytes));
-        self.runtime.block_on(sender.send(frame)).map_err(|_| gone())?;
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone");
+        self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(gone)?;
         Ok(bytes.len())
     }
 
@@ -180,20 +169,20 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
         };
     let (oldest, newest) = call.app.store.read(views::event_range).await?;
     let start = last.unwrap_or(newest);
-    let (sender, body) = Channel::<Bytes, io::Error>::new(4);
+    let (sender, body) = reply::pieces(4);
     // What lies between is not kept any more, or is from another database: whoever resumes has to look anew.
     let reset = start > newest || (start > 0 && start + 1 < oldest);
     tokio::spawn(follow(call.app.clone(), sender, run, if reset { oldest.max(1) - 1 } else { start }, reset));
-    let mut reply = hyper::Response::new(body.boxed_unsync());
+    let mut reply = hyper::Response::new(body);
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     Ok(reply)
 }
 
-async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunId>, mut last: i64, reset: bool) {
+async fn follow(app: App, sender: mpsc::Sender<io::Result<Bytes>>, run: Option<RunId>, mut last: i64, reset: bool) {
     // The id alone is no event: whoever is cut off before the first one resumes from here all the same.
     let reset = if reset { "event: reset\ndata: {}\n" } else { "" };
     let opening = format!(": mediator\nid: {last}\n{reset}\n");
-    if sender.send_data(Bytes::from(opening)).await.is_err() {
+    if sender.send(Ok(Bytes::from(opening))).await.is_err() {
         return;
     }
     loop {
@@ -212,7 +201,7 @@ async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunI
                 .iter()
                 .map(|event| format!("id: {}\nevent: {}\ndata: {}\n\n", event.id, event.event, event.data))
                 .collect();
-            if sender.send_data(Bytes::from(text)).await.is_err() {
+            if sender.send(Ok(Bytes::from(text))).await.is_err() {
                 return;
             }
             continue;
@@ -222,7 +211,7 @@ async fn follow(app: App, mut sender: Sender<Bytes, io::Error>, run: Option<RunI
         if *app.stop.borrow() {
             return;
         }
-        if !is_told && sender.send_data(Bytes::from_static(b": alive\n\n")).await.is_err() {
+        if !is_told && sender.send(Ok(Bytes::from_static(b": alive\n\n"))).await.is_err() {
             return;
         }
     }

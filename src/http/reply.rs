@@ -1,13 +1,17 @@
 //! Answers: bodies and the headers that all of them have.
 
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Frame;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
+use tokio::sync::mpsc;
 
 use crate::store::request::{Answer, Kept};
 
@@ -19,6 +23,27 @@ pub type Reply = Response<Body>;
 /// Makes a whole body.
 pub fn full(bytes: impl Into<Bytes>) -> impl hyper::body::Body<Data = Bytes, Error = io::Error> + Send + 'static {
     Full::new(bytes.into()).map_err(|never| match never {})
+}
+
+/// A body that comes piece by piece, as fast as the client reads, and the end that feeds it. An error cuts it off: nobody
+/// takes it for whole.
+///
+/// One queue carries pieces and errors alike. (With a queue of each, a piece that is put in just before its sender goes
+/// can be overtaken by the end.)
+pub fn pieces(waiting: usize) -> (mpsc::Sender<io::Result<Bytes>>, Body) {
+    let (sender, receiver) = mpsc::channel(waiting);
+    (sender, Pieces(receiver).boxed_unsync())
+}
+
+struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
 }
 
 /// Makes a JSON answer.

@@ -3,9 +3,7 @@
 use std::io::SeekFrom;
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::StatusCode;
-use hyper::body::Frame;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
@@ -198,9 +196,10 @@ pub async fn read_log(call: Call) -> Result<Reply, Problem> {
 
 /// Sends `length` bytes of a file from `offset` on, as fast as the client reads.
 pub fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
-    let (mut sender, body) = http_body_util::channel::Channel::<Bytes, std::io::Error>::new(2);
+    let (sender, body) = reply::pieces(2);
     tokio::spawn(async move {
-        if file.seek(SeekFrom::Start(offset)).await.is_err() {
+        if let Err(error) = file.seek(SeekFrom::Start(offset)).await {
+            let _ = sender.send(Err(error)).await;
             return;
         }
         let mut left = file.take(length);
@@ -209,18 +208,18 @@ pub fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
             match left.read(&mut buffer).await {
                 Ok(0) => return,
                 Ok(read) => {
-                    let frame = Frame::data(Bytes::copy_from_slice(&buffer[..read]));
+                    let piece = Bytes::copy_from_slice(&buffer[..read]);
                     // The client has gone: so has the reason to read on.
-                    if sender.send(frame).await.is_err() {
+                    if sender.send(Ok(piece)).await.is_err() {
                         return;
                     }
                 }
                 Err(error) => {
-                    sender.abort(error);
+                    let _ = sender.send(Err(error)).await;
                     return;
                 }
             }
         }
     });
-    hyper::Response::new(body.boxed_unsync())
+    hyper::Response::new(body)
 }

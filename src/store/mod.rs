@@ -88,8 +88,8 @@ struct Inner {
     folder: Arc<Folder>,
     tokens: token::Tokens,
     logs: logs::Logs,
-    /// Held while a record is sealed.
-    sealing: tokio::sync::Mutex<()>,
+    /// Held while a record is sealed: true after a mark of which it is not known whether it was kept.
+    sealing: tokio::sync::Mutex<bool>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 

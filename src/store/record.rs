@@ -47,8 +47,15 @@ impl Store {
     /// # Errors
     /// `not-found`; `not-sealed` while the run goes on; the disk's.
     pub async fn seal(&self, run: &RunId) -> Result<String, Error> {
+        // On a task of its own: whoever asked may hang up, and half a seal would let the next one begin beside it.
+        let (store, run) = (self.clone(), run.clone());
+        let sealing = tokio::spawn(async move { store.seal_whole(&run).await });
+        sealing.await.map_err(|error| Error::Broken(format!("sealing ended early: {error}")))?
+    }
+
+    async fn seal_whole(&self, run: &RunId) -> Result<String, Error> {
         // One at a time: two seals of one run would write into each other.
-        let _turn = self.0.sealing.lock().await;
+        let mut is_unknown = self.0.sealing.lock().await;
         loop {
             let (own, at) = (run.clone(), At::of(self.clock()));
             let content = self.read(move |conn| match sealed(conn, &own)? {
@@ -63,12 +70,19 @@ impl Store {
                 Ok(content) => content,
                 Err(manifest) => return Ok(manifest),
             };
+            if *is_unknown {
+                return Err(Error::Stopping);
+            }
             let (store, own, last_event) = (self.clone(), run.clone(), content.last_event);
             let written = tokio::task::spawn_blocking(move || write(store.folder(), &own, &content)).await;
             let written = written.map_err(|error| Error::Broken(format!("sealing ended early: {error}")))?;
             let manifest = written.map_err(|error| super::logs::file_error(&error))?;
             let (own, hash) = (run.clone(), manifest.clone());
-            let marked = self.write(move |tx| mark(tx, &own, last_event, &hash)).await?;
+            let marked = self.write(move |tx| mark(tx, &own, last_event, &hash)).await;
+            // A mark that failed with the disk may turn out to be kept at the next start. Then the record must be there
+            // as it was marked: nothing is put in its place any more. The daemon is about to end.
+            *is_unknown = matches!(marked, Err(Error::Disk(_) | Error::Stopping));
+            let marked = marked?;
             failpoint!("seal.after_mark");
             if marked {
                 // The working files have served; a crash before this line leaves them to the next start.

@@ -214,7 +214,8 @@ impl Hold {
     /// Waits until nothing but `hold` itself is left: neither the command nor its supervisor.
     #[track_caller]
     pub fn nothing_left_but_hold(&self) {
-        wait_for("the end of the command", || (marked(&self.mark) == [self.child.id()]).then_some(()));
+        let is_hold = |pid: &u32| *pid == self.child.id();
+        wait_for("the end of the command", || marked(&self.mark).iter().all(is_hold).then_some(()));
     }
 
     /// What the command has written.

@@ -11,6 +11,7 @@
 
 /// Every point, in the order of a run's life.
 pub const ALL: &[&str] = &[
+    "migrate.after_copy",
     "migrate.before",
     "migrate.after",
     "boot.before_commit",
@@ -59,6 +60,9 @@ pub const ALL: &[&str] = &[
     "request.after_effect",
     "request.after_row",
     "prune.after",
+    "history.after_rows",
+    "history.after_files",
+    "history.after_mark",
     "outbox.after_row",
     "outbox.before_send",
     "outbox.after_send",

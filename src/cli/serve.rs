@@ -93,7 +93,7 @@ async fn serve(config: Config) -> Result<(), String> {
         // Whoever started the daemon may have closed its end: that is no reason not to serve.
         let _ = writeln!(stdout, "listening on {url}").and_then(|()| stdout.flush());
     }
-    let sealer = tokio::spawn(seal(store.clone()));
+    let keeper = tokio::spawn(keep_records(store.clone()));
     let delivery = tokio::spawn(delivery::run(store.clone()));
     log::info!("serving url={url} data={:?}", config.data);
     let serving = http::serve(listener, store.clone(), stopping);
@@ -102,9 +102,9 @@ async fn serve(config: Config) -> Result<(), String> {
         () = &mut serving => "none",
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
-        ended = sealer => {
+        ended = keeper => {
             // Being killed is safe, being deaf is not.
-            log::error!("the sealer ended: ending cause={ended:?}");
+            log::error!("the keeper of records ended: ending cause={ended:?}");
             std::process::abort();
         }
         ended = delivery => {
@@ -120,17 +120,19 @@ async fn serve(config: Config) -> Result<(), String> {
         .map_err(|error| format!("the store did not close: {error}"))
 }
 
-/// Seals the record of each run soon after its end; what fails is tried again.
-async fn seal(store: Store) -> std::convert::Infallible {
+/// Seals the record of each run soon after its end, and removes those of runs that were pruned; what fails is tried
+/// again.
+async fn keep_records(store: Store) -> std::convert::Infallible {
     loop {
-        let waiter = store.hub().wait_for(Topic::Ended);
+        let waiter = store.hub().wait_for(Topic::Records);
         store.seal_owed(usize::MAX).await;
-        let _ = tokio::time::timeout(SEAL_RETRY, waiter.told()).await;
+        store.remove_pruned_files().await;
+        let _ = tokio::time::timeout(RECORDS_RETRY, waiter.told()).await;
     }
 }
 
 /// How many records are sealed before the daemon listens.
 const SEALS_FIRST: usize = 100;
 
-/// When a seal that failed is tried again.
-const SEAL_RETRY: Duration = Duration::from_secs(30);
+/// When a seal or a removal that failed is tried again.
+const RECORDS_RETRY: Duration = Duration::from_secs(30);

@@ -45,6 +45,10 @@ pub struct Settings {
     pub idempotency_tombstone_ms: i64,
     /// `idempotency.required` (false): whether a request that changes something must carry a key.
     pub idempotency_required: bool,
+    /// `history.retention_days` (365): how long a run is kept after its record was sealed.
+    pub history_retention_ms: i64,
+    /// `events.retention_days` (30): how long an event, and a notification that was delivered, is kept.
+    pub events_retention_ms: i64,
     /// `limits.queued_per_principal` (0, none).
     pub queued_per_principal: i64,
     /// `storage.synchronous` (full).
@@ -77,6 +81,8 @@ impl Default for Settings {
             idempotency_retention_ms: 604_800_000,
             idempotency_tombstone_ms: 400 * 86_400_000,
             idempotency_required: false,
+            history_retention_ms: 365 * 86_400_000,
+            events_retention_ms: 30 * 86_400_000,
             queued_per_principal: 0,
             synchronous: Synchronous::Full,
             network_filesystem: false,
@@ -127,6 +133,8 @@ const SETTINGS: &[Setting] = &[
     Setting { name: "idempotency.retention_seconds", take: |s, v| seconds(v).map(|v| s.idempotency_retention_ms = v) },
     Setting { name: "idempotency.tombstone_days", take: |s, v| days(v).map(|v| s.idempotency_tombstone_ms = v) },
     Setting { name: "idempotency.required", take: |s, v| boolean(v).map(|v| s.idempotency_required = v) },
+    Setting { name: "history.retention_days", take: |s, v| days(v).map(|v| s.history_retention_ms = v) },
+    Setting { name: "events.retention_days", take: |s, v| days(v).map(|v| s.events_retention_ms = v) },
     Setting {
         name: "limits.queued_per_principal",
         take: |s, v| whole(v, 0, i64::MAX).map(|v| s.queued_per_principal = v),

@@ -167,12 +167,12 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
             Some(Some(id)) if id >= 0 => Some(id),
             Some(_) => return Err(Problem::new("invalid-request", "Last-Event-ID: expected the id of an event")),
         };
-    let (oldest, newest) = call.app.store.read(views::event_range).await?;
+    let (pruned, newest) = call.app.store.read(views::event_range).await?;
     let start = last.unwrap_or(newest);
     let (sender, body) = reply::pieces(4);
     // What lies between is not kept any more, or is from another database: whoever resumes has to look anew.
-    let reset = start > newest || (start > 0 && start + 1 < oldest);
-    tokio::spawn(follow(call.app.clone(), sender, run, if reset { oldest.max(1) - 1 } else { start }, reset));
+    let reset = start > newest || (start > 0 && start < pruned);
+    tokio::spawn(follow(call.app.clone(), sender, run, if reset { pruned } else { start }, reset));
     let mut reply = hyper::Response::new(body);
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     Ok(reply)

@@ -24,8 +24,8 @@ pub enum Topic {
     Events,
     /// A notification is to be sent.
     Outbox,
-    /// A run ended: its record is to be sealed.
-    Ended,
+    /// A run ended, or was pruned: its record is to be sealed, or removed.
+    Records,
 }
 
 /// The waiters, by topic. A topic is there only while somebody waits for it.

@@ -3,7 +3,7 @@
 //! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
 //! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on;
 //! `submit`, `sweep`, `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen;
-//! `request` does it once, `outbox` tells of it, `record` keeps it; `views` answers questions without changing
+//! `request` does it once, `outbox` tells of it, `record` keeps it, `history` prunes it; `views` answers questions without changing
 //! anything; `invariants` finds rows that should not be.
 //!
 //! Whoever opens a [`Store`] gets: the folder locked, the schema of this version, the boot write committed, time
@@ -23,6 +23,7 @@ pub mod drain;
 mod error;
 mod fleet;
 mod folder;
+mod history;
 pub mod hub;
 pub mod invariants;
 mod lease;

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::live::Live;
 use super::progress;
 use super::tx::{About, Tx};
-use super::{Error, NEVER, lease, runs};
+use super::{Error, NEVER, history, lease, runs};
 use crate::clock::Ms;
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::run::{RunState, Verdict, VerdictKind};
@@ -107,6 +107,7 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         }
     }
     each("keys", "due", &|| super::request::prune(tx))?;
+    each("history", "due", &|| history::prune(tx))?;
     Ok(failed)
 }
 

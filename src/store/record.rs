@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::artifacts::{artifacts_folder, hex};
 use super::folder::open_plain;
 use super::views::{self, At};
-use super::{Error, Folder, Refusal, Store, not_found, random_text};
+use super::{Error, Folder, Refusal, Store, history, random_text};
 use crate::domain::ids::RunId;
 use crate::failpoint;
 
@@ -143,7 +143,7 @@ pub fn sealed(conn: &Connection, run: &RunId) -> Result<Sealed, Error> {
         "SELECT ended_at IS NOT NULL, manifest_sha256 FROM runs LEFT JOIN records USING (run_id) WHERE run_id = ?1",
     )?;
     let row = statement.query_row([run.as_str()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    Ok(match row.ok_or_else(|| not_found(format_args!("run {run}")))? {
+    Ok(match row.ok_or_else(|| history::missing(conn, run))? {
         (_, Some(manifest)) => Sealed::Yes(manifest),
         (true, None) => Sealed::Owed,
         (false, None) => Sealed::Open,

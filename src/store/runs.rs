@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::hub::Topic;
 use super::tx::{About, Tx};
-use super::{Error, lease, not_found, request};
+use super::{Error, history, lease, request};
 use crate::clock::Ms;
 use crate::domain::contract::Contract;
 use crate::domain::ids::{NodeId, RunId};
@@ -72,7 +72,7 @@ pub(super) fn find(tx: &Tx, run: &RunId) -> Result<Option<RunRow>, Error> {
 
 /// Reads a run that must exist.
 pub(super) fn get(tx: &Tx, run: &RunId) -> Result<RunRow, Error> {
-    find(tx, run)?.ok_or_else(|| not_found(format_args!("run {run}")))
+    find(tx, run)?.ok_or_else(|| history::missing(tx.conn, run))
 }
 
 /// Parses a stored contract. It was checked when it came in, so whatever is wrong is the row's fault.
@@ -202,7 +202,7 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
     }
     tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
     tx.tell(Topic::Log(id.clone()));
-    tx.tell(Topic::Ended);
+    tx.tell(Topic::Records);
     log::info!("run ended run={id} state={to} verdict={} detail={:?}", verdict.kind.as_str(), verdict.detail);
     Ok(())
 }

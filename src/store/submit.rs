@@ -17,7 +17,7 @@ use super::live::{Live, seq};
 use super::progress;
 use super::runs::{self, Assigned};
 use super::tx::{About, Tx};
-use super::{Error, NEVER, lease, new_run_id};
+use super::{Error, NEVER, history, lease, new_run_id};
 use crate::domain::contract::{Contract, Kind};
 use crate::domain::ids::RunId;
 use crate::domain::json::Json;
@@ -82,6 +82,12 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
             return Ok(Submitted::Existing(id.clone()));
         }
         let detail = format!("run {id} exists, and it is not this contract of yours");
+        return Err(Error::Refused(Refusal::new("run-exists", detail).with("run_id", id.as_str()).at("/run_id")));
+    }
+    if let Some(id) = &contract.run_id
+        && history::is_pruned(tx.conn, id)?
+    {
+        let detail = format!("run {id} has been, and is not kept any more (history.retention_days)");
         return Err(Error::Refused(Refusal::new("run-exists", detail).with("run_id", id.as_str()).at("/run_id")));
     }
     let id = contract.run_id.clone().unwrap_or_else(new_run_id);
@@ -208,7 +214,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             let verdict = runs::verdict(VerdictKind::Rejected, reject.detail.clone());
             let data = json!({"state": state.as_str(), "verdict": runs::verdict_json(&verdict)});
             tx.event("run.ended", About::run(id), data)?;
-            tx.tell(Topic::Ended);
+            tx.tell(Topic::Records);
             failpoint!("reject.after_rows");
             log::info!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail);
         }

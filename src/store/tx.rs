@@ -4,7 +4,7 @@
 //! where it is freed (`lease::end`, a lifted drain, room that appears), not by its caller: a wake cannot be forgotten
 //! (I6).
 
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,6 +40,8 @@ pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
     /// Requirements by shape, which is a hash of the content: an entry is never wrong.
     pub(super) requirements: RefCell<HashMap<i64, Arc<Requirement>>>,
+    /// When to look next whether something of history is to be pruned: at once after a start.
+    pub(super) prune_at: Cell<Ms>,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
 }

@@ -248,7 +248,7 @@ impl Writer {
     /// Reads from the rows when something is due next.
     fn look_ahead(&mut self) {
         match reaper::next_deadline(&self.conn, self.started) {
-            Ok(next) => self.due_at = next.max(self.not_before),
+            Ok(next) => self.due_at = next.min(self.memory.prune_at.get()).max(self.not_before),
             Err(error) => {
                 log::error!("cannot read the next deadline cause={error}");
                 self.due_at = self.clock.now() + RETRY_MS;

@@ -22,8 +22,8 @@ pub struct Daemon {
 pub struct Lab {
     /// Where a receiver of notifications listens.
     pub webhook: Option<String>,
-    /// How long keys are remembered, if not for a week.
-    pub retention_seconds: Option<&'static str>,
+    /// Settings, as variables.
+    pub settings: &'static [(&'static str, &'static str)],
     /// Whether debug builds must take rows that a test has planted.
     pub is_broken: bool,
     /// Where to listen, if not at any free port.
@@ -63,9 +63,7 @@ impl Daemon {
         if lab.is_broken {
             command.env("MEDIATOR_TOLERATE_BROKEN_ROWS", "1");
         }
-        if let Some(seconds) = lab.retention_seconds {
-            command.env("MEDIATOR_IDEMPOTENCY_RETENTION_SECONDS", seconds);
-        }
+        command.envs(lab.settings.iter().copied());
         if let Some(url) = &lab.webhook {
             let file = dir.with_extension("toml");
             let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -123,6 +121,11 @@ impl Daemon {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         self.child.wait().expect("it ends");
+    }
+
+    /// The data folder.
+    pub fn data(&self) -> &Path {
+        &self.dir
     }
 
     /// The rows as they are.

@@ -14,7 +14,7 @@ use mediator::failpoint;
 use mediator::store::invariants;
 
 use crate::daemon::{Daemon, Lab, orders};
-use crate::scenarios::{FORGETTING, NOTIFYING, SCENARIOS, Scenario};
+use crate::scenarios::{FORGETTING, NOTIFYING, PRUNING, SCENARIOS, Scenario};
 use crate::support::could_start;
 
 static KILLS: AtomicUsize = AtomicUsize::new(0);
@@ -24,7 +24,8 @@ static REACHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 #[test]
 fn killed_at_any_point_nothing_is_lost_and_nothing_is_done_twice() {
     let receiver = receiver();
-    let queue: Mutex<Vec<&Scenario>> = Mutex::new(SCENARIOS.iter().chain([&NOTIFYING, &FORGETTING]).rev().collect());
+    let queue: Mutex<Vec<&Scenario>> =
+        Mutex::new(SCENARIOS.iter().chain([&NOTIFYING, &FORGETTING, &PRUNING]).rev().collect());
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4)) {
             scope.spawn(|| {
@@ -35,6 +36,7 @@ fn killed_at_any_point_nothing_is_lost_and_nothing_is_done_twice() {
         }
     });
     first_start();
+    migration();
     stop();
     let reached = REACHED.lock().expect("no holder panics").clone();
     let never: Vec<_> = failpoint::ALL.iter().filter(|name| !reached.contains(**name)).collect();
@@ -55,7 +57,7 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     pub fn new(scenario: &'a Scenario, receiver: &'a str) -> Self {
         let webhook = scenario.webhook.then(|| receiver.to_owned());
-        let lab = Lab { webhook, retention_seconds: scenario.retention_seconds, ..Lab::default() };
+        let lab = Lab { webhook, settings: scenario.settings, ..Lab::default() };
         let prepared = tempfile::tempdir().expect("there is room");
         let mut case = Self { scenario, lab, prepared, expected: Vec::new() };
         {
@@ -86,8 +88,9 @@ impl<'a> Case<'a> {
                 break;
             }
             // A second kill, at each point of the recovery from the first: for every third of them, since recoveries
-            // are much alike.
-            if point % 3 == 1 {
+            // are much alike; for fewer where each has to wait for time to pass.
+            let every = if self.scenario.settings.is_empty() { 3 } else { 15 };
+            if point % every == 1 {
                 for second in 1.. {
                     if !self.kill_at(point, Some(second)) {
                         break;
@@ -147,17 +150,39 @@ fn dies(daemon: &mut Daemon) -> bool {
 
 /// The very first start of a folder, killed at each of its points.
 fn first_start() {
+    start_killed_everywhere("first start", |_| {});
+}
+
+/// The first start of this version on a folder of each earlier one.
+fn migration() {
+    for version in 1.. {
+        let schema = format!("{}/tests/schemas/{version}.sql", env!("CARGO_MANIFEST_DIR"));
+        let Ok(schema) = std::fs::read_to_string(schema) else {
+            assert!(version > 1, "no earlier version to migrate from");
+            return;
+        };
+        start_killed_everywhere(&format!("migration from {version}"), |data| {
+            std::fs::create_dir(data).expect("there is room");
+            let rows = rusqlite::Connection::open(data.join(mediator::store::DATABASE)).expect("a database");
+            let set = format!("PRAGMA application_id = 0x6d647472; PRAGMA user_version = {version}");
+            rows.execute_batch(&format!("PRAGMA journal_mode = WAL; BEGIN; {schema}; {set}; COMMIT")).expect("SQL");
+        });
+    }
+}
+
+fn start_killed_everywhere(what: &str, prepare: impl Fn(&Path)) {
     for point in 1.. {
         let folder = tempfile::tempdir().expect("there is room");
         let data = folder.path().join("data");
+        prepare(&data);
         std::fs::write(orders(&data), format!("count {point}")).expect("there is room");
         let started = Daemon::start(&data, &Lab::default());
         KILLS.fetch_add(usize::from(started.is_none()), Ordering::Relaxed);
         let through = started.is_some();
         drop(started);
         std::fs::remove_file(orders(&data)).expect("it is there");
-        let daemon = Daemon::start(&data, &Lab::default()).unwrap_or_else(|| panic!("first start, killed at {point}"));
-        judge(&daemon, "first start");
+        let daemon = Daemon::start(&data, &Lab::default()).unwrap_or_else(|| panic!("{what}, killed at {point}"));
+        judge(&daemon, what);
         let (status, answer) = daemon.call("GET", "/v1/runs", None, "").expect("it answers");
         assert_eq!(status, 200, "the token of a start killed at {point}: {answer}");
         note_reached(&data);

@@ -13,8 +13,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Whether a receiver of notifications listens.
     pub webhook: bool,
-    /// How long keys are remembered, if not for a week.
-    pub retention_seconds: Option<&'static str>,
+    /// Settings, as variables.
+    pub settings: &'static [(&'static str, &'static str)],
     pub prepare: fn(&Daemon) -> Result<(), Died>,
     /// Done again, the same, until it gets through: keys and ids are fixed.
     pub act: fn(&Daemon) -> Result<(), Died>,
@@ -22,7 +22,7 @@ pub struct Scenario {
 
 macro_rules! scenarios {
     ($($name:literal $prepare:expr, $act:expr;)*) => {
-        &[$(Scenario { name: $name, webhook: false, retention_seconds: None, prepare: $prepare, act: $act }),*]
+        &[$(Scenario { name: $name, webhook: false, settings: &[], prepare: $prepare, act: $act }),*]
     };
 }
 
@@ -99,7 +99,7 @@ pub const SCENARIOS: &[Scenario] = scenarios! {
 pub const NOTIFYING: Scenario = Scenario {
     name: "a receiver is told",
     webhook: true,
-    retention_seconds: None,
+    settings: &[],
     prepare: lab,
     act: |d| {
         submit(d, "r", &board(json!([work("a")])))?;
@@ -117,7 +117,7 @@ pub const NOTIFYING: Scenario = Scenario {
 pub const FORGETTING: Scenario = Scenario {
     name: "a key is forgotten",
     webhook: false,
-    retention_seconds: Some("0.4"),
+    settings: &[("MEDIATOR_IDEMPOTENCY_RETENTION_SECONDS", "0.4")],
     prepare: lab,
     act: |d| {
         // Sent once only: its tombstone refuses every later one.
@@ -130,11 +130,34 @@ pub const FORGETTING: Scenario = Scenario {
     },
 };
 
+/// The one in which ended runs, events and notifications are soon pruned.
+pub const PRUNING: Scenario = Scenario {
+    name: "history is pruned",
+    webhook: true,
+    settings: &[("MEDIATOR_HISTORY_RETENTION_DAYS", "0.00001"), ("MEDIATOR_EVENTS_RETENTION_DAYS", "0.00001")],
+    prepare: lab,
+    act: |d| {
+        // Asked again after its end it is refused: there has been such a run.
+        let body = with_id("r", &board(json!([work("a")])));
+        let (status, answer) = d.call("POST", "/v1/runs", None, &body)?;
+        assert!(matches!(status, 200 | 201) || answer["code"] == "run-exists", "{answer}");
+        let (status, answer) = d.call("POST", "/v1/runs/r/cancel", None, "{}")?;
+        assert!(matches!(status, 200 | 410), "{answer}");
+        until(d, "a pruned run without its files", |d| {
+            let files = d.data().join("records/r").exists() || d.data().join("runs/r").exists();
+            let left = "SELECT (SELECT count(*) FROM pruned_runs WHERE has_files = 0) = 1
+                AND NOT EXISTS (SELECT 1 FROM outbox WHERE state = 'delivered')
+                AND NOT EXISTS (SELECT 1 FROM events WHERE run_id = 'r')";
+            Ok(!files && d.rows().query_row(left, [], |row| row.get(0)).expect("a truth"))
+        })
+    },
+};
+
 /// A bit of everything that writes, for killing at every system call.
 pub const SCRIPT: Scenario = Scenario {
     name: "a script",
     webhook: false,
-    retention_seconds: None,
+    settings: &[],
     prepare: lab,
     act: |d| {
         submit(d, "r0", &board(json!([work("a")])))?;

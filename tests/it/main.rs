@@ -8,6 +8,7 @@ mod clock;
 mod drain;
 mod events;
 mod examples;
+mod history;
 mod hold;
 mod lease;
 mod loops;

@@ -88,6 +88,17 @@ impl Http {
         self.rt.block_on(call).expect("an answer")
     }
 
+    /// Opens an event stream behind `after`, reads its first piece, and hangs up.
+    pub fn opening(&self, url: &str, token: &str, after: i64) -> String {
+        let request = Request::builder().uri(url).header("authorization", format!("Bearer {token}"));
+        let request = request.header("last-event-id", after).body(Full::new(Bytes::new())).expect("a request");
+        self.rt.block_on(async {
+            let mut answer = self.pool.request(request).await.expect("an answer");
+            let piece = answer.body_mut().frame().await.expect("a piece").expect("a piece");
+            String::from_utf8(piece.into_data().expect("data").to_vec()).expect("text")
+        })
+    }
+
     fn request(
         &self,
         method: &str,

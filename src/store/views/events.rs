@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::At;
 use crate::domain::ids::RunId;
-use crate::store::Error;
+use crate::store::{Error, history};
 
 /// One event as it is shown.
 #[derive(Clone, Debug)]
@@ -41,10 +41,9 @@ pub fn events(conn: &Connection, after: i64, run: Option<&RunId>, limit: i64, at
     Ok(list)
 }
 
-/// Returns the ids of the oldest and the newest event that are kept; zeros when there is none.
+/// Returns up to which event the list may have gaps, and the newest there has been; zeros when there is none.
 pub fn event_range(conn: &Connection) -> Result<(i64, i64), Error> {
-    let mut statement = conn.prepare_cached(
-        "SELECT coalesce((SELECT min(id) FROM events), 0), coalesce((SELECT max(id) FROM events), 0)",
-    )?;
-    Ok(statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
+    let pruned = history::pruned_to(conn)?;
+    let newest: Option<i64> = conn.prepare_cached("SELECT max(id) FROM events")?.query_row([], |row| row.get(0))?;
+    Ok((pruned, newest.unwrap_or(0).max(pruned)))
 }

@@ -9,7 +9,7 @@ use super::{At, Page, cut};
 use crate::clock::Ms;
 use crate::domain::ids::RunId;
 use crate::domain::run::RunState;
-use crate::store::{Error, not_found};
+use crate::store::{Error, history};
 
 /// A run as it is shown.
 #[derive(Clone, Debug, Serialize)]
@@ -110,7 +110,7 @@ const COLUMNS: &str =
 pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
     let mut statement = conn.prepare_cached(&format!("SELECT {COLUMNS} FROM runs WHERE run_id = ?1"))?;
     let view = statement.query_row([id.as_str()], |row| read(row, at)).optional()?;
-    let mut view = view.ok_or_else(|| not_found(format_args!("run {id}")))?;
+    let mut view = view.ok_or_else(|| history::missing(conn, id))?;
     view.steps = steps(conn, &view.run_id, at)?;
     place(conn, std::slice::from_mut(&mut view))?;
     Ok(view)
@@ -123,7 +123,7 @@ pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
 pub fn state(conn: &Connection, id: &RunId) -> Result<RunState, Error> {
     let mut statement = conn.prepare_cached("SELECT state FROM runs WHERE run_id = ?1")?;
     let word: Option<String> = statement.query_row([id.as_str()], |row| row.get(0)).optional()?;
-    let word = word.ok_or_else(|| not_found(format_args!("run {id}")))?;
+    let word = word.ok_or_else(|| history::missing(conn, id))?;
     RunState::parse(&word).ok_or_else(|| Error::Broken(format!("a run's state is {word:?}")))
 }
 

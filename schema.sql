@@ -30,6 +30,7 @@ CREATE TABLE nodes (
     static          INTEGER NOT NULL CHECK (static IN (0, 1)),
     instance        TEXT,                   -- the life of its agent; NULL for a static node
     capabilities    TEXT NOT NULL,          -- [{"capability": "...", "attrs": {"...": "canonical text"}}]
+    cleans          INTEGER NOT NULL DEFAULT 0 CHECK (cleans IN (0, 1)), -- its agent cleans it after every lease
     agent_version   TEXT,
     host            TEXT,
     created_at      INTEGER NOT NULL,
@@ -52,6 +53,19 @@ CREATE TABLE nodes (
 CREATE INDEX nodes_silence ON nodes (live_until) WHERE silent = 0 AND static = 0;
 -- The reaper: where a settling ends next.
 CREATE INDEX nodes_settling ON nodes (settling_until) WHERE settling_until > 0;
+
+-- Nodes that are being cleaned: unavailable from the end of a lease until their agent, or an operator, says that they
+-- are clean.
+CREATE TABLE cleanings (
+    node_id   TEXT PRIMARY KEY REFERENCES nodes ON DELETE CASCADE,
+    cleaning  TEXT NOT NULL,                -- its name, told to the agent and expected back
+    run_id    TEXT NOT NULL,                -- whose lease ended
+    since     INTEGER NOT NULL,
+    failure   TEXT,                         -- why it failed: then the node drains for that reason
+    failed_by TEXT,                         -- the life of the agent that failed at it, and is not asked again
+    failed_at INTEGER,
+    CONSTRAINT failed_wholly CHECK ((failure IS NULL) = (failed_by IS NULL) AND (failure IS NULL) = (failed_at IS NULL))
+) STRICT, WITHOUT ROWID;
 
 -- The lives of an agent that another has replaced, the last 16 a node: they are refused.
 CREATE TABLE replaced_instances (

@@ -310,6 +310,7 @@ fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
             ClientCommand::Node(nodes::NodeCommand::Show(args)) => nodes::show(args, context).await,
             ClientCommand::Node(nodes::NodeCommand::Add(args)) => nodes::add(args, context).await,
             ClientCommand::Node(nodes::NodeCommand::Remove(args)) => nodes::remove(args, context).await,
+            ClientCommand::Node(nodes::NodeCommand::Clean(args)) => nodes::clean(args, context).await,
             ClientCommand::Drain(args) => nodes::drain(args, context).await,
             ClientCommand::Undrain(args) => nodes::undrain(args, context).await,
             ClientCommand::Request(args) => keeping::request(args, context).await,

@@ -26,6 +26,8 @@ pub enum NodeCommand {
     Add(AddArgs),
     /// Forget a node that no run holds
     Remove(NodeArgs),
+    /// Let the agent of a node whose cleanup failed try again
+    Clean(CleanArgs),
 }
 
 /// Names a node.
@@ -48,6 +50,17 @@ pub struct AddArgs {
     /// What people call it
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
+}
+
+/// Flags of `mediator node clean`.
+#[derive(clap::Args, Debug)]
+pub struct CleanArgs {
+    /// The node
+    #[arg(value_name = "NODE")]
+    node_id: String,
+    /// It is clean: you have seen to it yourself
+    #[arg(long)]
+    done: bool,
 }
 
 /// Flags of `mediator drain`.
@@ -106,6 +119,9 @@ pub async fn show(args: NodeArgs, context: &Context) -> Result<Exit, Stop> {
     for capability in &node.capabilities {
         out::line(&format!("capability: {}", text::capability(capability)))?;
     }
+    if let Some(cleaning) = node.cleaning.as_ref().filter(|cleaning| cleaning.failure.is_empty()) {
+        out::line(&format!("cleaning:   for {}, after run {}", text::age(&cleaning.since), cleaning.run_id))?;
+    }
     for drain in &node.drains {
         let age = text::age(&drain.since);
         let reason = if drain.reason.is_empty() { "no reason given" } else { &drain.reason };
@@ -156,6 +172,22 @@ pub async fn remove(args: NodeArgs, context: &Context) -> Result<Exit, Stop> {
     } else if !answer.body.is_empty() {
         out::raw_json(&answer.body)?;
     }
+    Ok(Exit::Done)
+}
+
+/// Lets an agent clean again, or says that the node is clean.
+pub async fn clean(args: CleanArgs, context: &Context) -> Result<Exit, Stop> {
+    let path = format!("{}/clean", address(&args.node_id));
+    let answer = context.post(&path, &json!({ "done": args.done })).await?;
+    if context.json {
+        out::raw_json(&answer.body)?;
+        return Ok(Exit::Done);
+    }
+    let node: Node = wire::read(&answer)?;
+    out::line(&match &node.cleaning {
+        None => format!("node {} is clean", node.node_id),
+        Some(cleaning) => format!("node {} is being cleaned after run {}", node.node_id, cleaning.run_id),
+    })?;
     Ok(Exit::Done)
 }
 
@@ -217,6 +249,9 @@ fn state(node: &Node) -> String {
             None => "drained".to_owned(),
         });
     }
+    if node.cleaning.as_ref().is_some_and(|cleaning| cleaning.failure.is_empty()) {
+        parts.push("cleaning".to_owned());
+    }
     if !node.live && !node.r#static {
         parts.push("silent".to_owned());
     }
@@ -248,6 +283,8 @@ mod tests {
         check(json!({"live": false}), "silent");
         check(json!({"live": true, "lease": {"run_id": "r-1"}}), "leased by r-1");
         check(json!({"live": true, "drain": "graceful"}), "drained");
+        check(json!({"live": true, "cleaning": {"run_id": "r-1", "failure": null}}), "cleaning");
+        check(json!({"live": true, "drain": "graceful", "cleaning": {"run_id": "r-1", "failure": "x"}}), "drained");
         check(
             json!({"live": false, "drain": "at-boundary", "lease": {"run_id": "r-1"}}),
             "leased by r-1, draining (at-boundary), silent",

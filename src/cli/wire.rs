@@ -126,9 +126,18 @@ answer!(
         capabilities: Vec<Capability>,
         drain: String,
         drains: Vec<Drain>,
+        cleaning: Option<Cleaning>,
         lease: Option<Lease>,
         holders: Vec<Holder>,
         waiting: Vec<String>,
+    }
+);
+answer!(
+    /// What a node is cleaned for.
+    Cleaning {
+        run_id: String,
+        since: String,
+        failure: String,
     }
 );
 answer!(

@@ -8,6 +8,8 @@ pub enum NodeStatus {
     Free,
     /// A run holds it.
     Leased,
+    /// It is being cleaned after a run.
+    Cleaning,
     /// It takes no new lease.
     Draining,
     /// It was not heard of lately.
@@ -20,6 +22,7 @@ impl NodeStatus {
         match self {
             Self::Free => "free",
             Self::Leased => "leased",
+            Self::Cleaning => "cleaning",
             Self::Draining => "draining",
             Self::Silent => "silent",
         }
@@ -92,7 +95,7 @@ fn waiting_for(role: &RoleFacts) -> (&'static str, String) {
     };
     let missing = role.wanted.saturating_sub(of(NodeStatus::Free).count());
     let head = format!("role `{}` needs {missing} more node{}", role.name, if missing == 1 { "" } else { "s" });
-    // The likeliest event first: a run that ends, then a drain that is lifted, then a node that comes back.
+    // The likeliest event first: a run that ends, then a cleaning that does, then a drain that is lifted, then a node that comes back.
     if of(NodeStatus::Leased).next().is_some() {
         let mut runs: Vec<&str> = of(NodeStatus::Leased).filter_map(|(_, _, run)| run.as_deref()).collect();
         runs.sort_unstable();
@@ -100,6 +103,8 @@ fn waiting_for(role: &RoleFacts) -> (&'static str, String) {
         let runs =
             if runs.len() > 4 { format!("one of {} runs", runs.len()) } else { format!("run {}", runs.join(" or ")) };
         ("nodes-busy", format!("{head}: {runs} has to give back {}", names(NodeStatus::Leased)))
+    } else if of(NodeStatus::Cleaning).next().is_some() {
+        ("nodes-cleaning", format!("{head}: {} has to be cleaned after its last run", names(NodeStatus::Cleaning)))
     } else if of(NodeStatus::Draining).next().is_some() {
         ("nodes-draining", format!("{head}: the drain of {} has to be lifted", names(NodeStatus::Draining)))
     } else {
@@ -122,6 +127,8 @@ mod tests {
         let busy = role(&[("b1", Leased, Some("r-1")), ("b2", Silent, None)]);
         let (code, text) = explain(&[busy], Obstacle::Role(0), 0);
         assert_eq!((code, text.as_str()), ("nodes-busy", "role `dut` needs 1 more node: run r-1 has to give back b1"));
+        let cleaning = role(&[("b1", NodeStatus::Cleaning, Some("r-1")), ("b2", Draining, None)]);
+        assert_eq!(explain(&[cleaning], Obstacle::Role(0), 0).0, "nodes-cleaning");
         assert_eq!(
             explain(&[role(&[("b1", Draining, None), ("b2", Silent, None)])], Obstacle::Role(0), 0).0,
             "nodes-draining"

@@ -16,6 +16,7 @@ use crate::domain::json::Json;
 use crate::domain::matching::Capability;
 use crate::store::advert::{Advert, DrainMode, advertise as store_advertise};
 use crate::store::claim::{Claim, Working, claim as store_claim};
+use crate::store::clean::{self as store_clean, Cleaned};
 use crate::store::drain as store_drain;
 use crate::store::hub::Topic;
 use crate::store::request::Effect;
@@ -79,10 +80,14 @@ fn read_advert(body: &Json) -> Result<Advert, Invalid> {
             mode.map(|mode| (mode, reason))
         }
     };
+    let cleans = fields.opt("cleans").map_or(Ok(false), |field| field.boolean())?;
+    if cleans && is_static {
+        return Err(fields.invalid_at("cleans", "a static node has no agent that could clean it"));
+    }
     let agent_version = text(&fields, "agent_version")?;
     let host = text(&fields, "host")?;
     fields.finish()?;
-    Ok(Advert { node, label, instance, capabilities, drain, agent_version, host })
+    Ok(Advert { node, label, instance, capabilities, drain, cleans, agent_version, host })
 }
 
 const MODES: &str = "expected `graceful` or `at-boundary`";
@@ -124,6 +129,54 @@ pub async fn claim(mut call: Call) -> Result<Reply, Problem> {
             return Ok(reply::empty(StatusCode::NO_CONTENT));
         }
     }
+}
+
+/// `POST /v1/nodes/{id}/cleaned`: an agent says how a cleaning ended.
+pub async fn cleaned(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let node = call.node()?;
+    let body = call.json().await?;
+    let read = || -> Result<Cleaned, Invalid> {
+        let fields = Field::root(&body).object()?;
+        let instance = fields.req("instance")?.word()?.to_owned();
+        let cleaning = fields.req("cleaning")?.word()?.to_owned();
+        let exit_code = fields.opt("exit_code").map(|field| field.integer(-1024..=1024)).transpose()?;
+        let error = fields.opt("error").map(|field| field.text().map(str::to_owned)).transpose()?;
+        let failure = match (exit_code, error) {
+            (Some(0), None) => None,
+            (Some(code), None) => Some(format!("cleanup ended with exit code {code}")),
+            (None, Some(error)) => Some(format!("cleanup: {error}")),
+            _ => return Err(fields.invalid_at("exit_code", "expected one of `exit_code`, `error`")),
+        };
+        fields.finish()?;
+        Ok(Cleaned { node: node.clone(), instance, cleaning, failure })
+    };
+    let report = read().map_err(invalid)?;
+    let view = call.app.store.write(move |tx| {
+        store_clean::report(tx, &report)?;
+        views::node(tx.rows(), &report.node, tx.at())
+    });
+    Ok(reply::json(StatusCode::OK, &view.await?))
+}
+
+/// `POST /v1/nodes/{id}/clean`: an operator says that it is clean (`done`), or that its agent shall try again.
+pub async fn clean(mut call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let (id, by) = (call.node()?, call.caller.name.clone());
+    let body = call.json().await?;
+    let read = || -> Result<bool, Invalid> {
+        let fields = Field::root(&body).object()?;
+        let done = fields.opt("done").map_or(Ok(false), |field| field.boolean())?;
+        fields.finish()?;
+        Ok(done)
+    };
+    let is_clean = read().map_err(invalid)?;
+    call.once(&body, move |tx| {
+        let changed = store_clean::settle(tx, &id, is_clean, &by)?;
+        let view = views::node(tx.rows(), &id, tx.at())?;
+        Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: None })
+    })
+    .await
 }
 
 /// `GET /v1/nodes`.

@@ -78,6 +78,8 @@ routes! {
     GET    "v1/nodes/*"                           None anyone    often nodes::show;
     DELETE "v1/nodes/*"                           Json operators once  nodes::remove;
     POST   "v1/nodes/*/claim"                     Json anyone    often nodes::claim;
+    POST   "v1/nodes/*/cleaned"                   Json anyone    often nodes::cleaned;
+    POST   "v1/nodes/*/clean"                     Json operators once  nodes::clean;
     POST   "v1/nodes/*/drain"                     Json operators once  nodes::drain;
     DELETE "v1/nodes/*/drain"                     Json operators once  nodes::undrain;
     GET    "v1/capabilities"                      None anyone    often nodes::capabilities;

@@ -13,7 +13,7 @@ use super::live::Live;
 use super::progress;
 use super::runs;
 use super::tx::{About, Tx};
-use super::{Error, NEVER, lease};
+use super::{Error, NEVER, clean, lease};
 use crate::clock::{Ms, rfc3339};
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::matching::Capability;
@@ -36,6 +36,8 @@ pub struct Advert {
     pub capabilities: Vec<Capability>,
     /// The owner's drain, with its reason.
     pub drain: Option<(DrainMode, Option<String>)>,
+    /// Whether its agent cleans it after every lease.
+    pub cleans: bool,
     /// The agent's version.
     pub agent_version: Option<String>,
     /// The host it runs on.
@@ -101,6 +103,7 @@ struct Known {
     host: Option<String>,
     drain: Option<String>,
     reason: Option<String>,
+    cleans: bool,
     is_silent: bool,
     live_until: Ms,
     last_seen: Ms,
@@ -155,7 +158,7 @@ pub fn advertise(tx: &Tx, advert: &Advert) -> Result<Advertised, Error> {
 fn find(tx: &Tx, node: &NodeId) -> Result<Option<Known>, Error> {
     let mut statement = tx.conn.prepare_cached(
         "SELECT instance, capabilities, label, owner_mode, owner_reason, silent, live_until, last_seen,
-                agent_version, host FROM nodes WHERE node_id = ?1",
+                agent_version, host, cleans FROM nodes WHERE node_id = ?1",
     )?;
     let known = statement.query_row([node.as_str()], |row| {
         Ok(Known {
@@ -169,6 +172,7 @@ fn find(tx: &Tx, node: &NodeId) -> Result<Option<Known>, Error> {
             last_seen: row.get(7)?,
             agent_version: row.get(8)?,
             host: row.get(9)?,
+            cleans: row.get(10)?,
         })
     });
     Ok(known.optional()?)
@@ -186,7 +190,10 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
     let same_drain = known.is_some_and(|known| known.drain.as_deref() == drain && known.reason.as_deref() == reason);
     let same_life = known.is_some_and(|known| known.instance == advert.instance);
     let same_words = known.is_some_and(|known| {
-        known.label == advert.label && known.agent_version == advert.agent_version && known.host == advert.host
+        known.label == advert.label
+            && known.agent_version == advert.agent_version
+            && known.host == advert.host
+            && known.cleans == advert.cleans
     });
     if same_ability && same_drain && same_life && same_words && !is_back {
         // The everyday heartbeat: two columns, no event, no wake.
@@ -200,19 +207,19 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
     }
     tx.conn
         .prepare_cached(
-            "INSERT INTO nodes (node_id, label, static, instance, capabilities, agent_version, host, created_at,
+            "INSERT INTO nodes (node_id, label, static, instance, capabilities, cleans, agent_version, host, created_at,
                  last_seen, live_until, owner_mode, owner_reason, owner_since)
-             VALUES (:node, :label, :static, :instance, :capabilities, :version, :host, :now, :now, :live_until,
+             VALUES (:node, :label, :static, :instance, :capabilities, :cleans, :version, :host, :now, :now, :live_until,
                  :drain, :reason, CASE WHEN :drain IS NULL THEN NULL ELSE :now END)
              ON CONFLICT (node_id) DO UPDATE SET label = :label, instance = :instance, capabilities = :capabilities,
-                 agent_version = :version, host = :host, last_seen = :now, live_until = :live_until, silent = 0,
+                 cleans = :cleans, agent_version = :version, host = :host, last_seen = :now, live_until = :live_until, silent = 0,
                  settling_until = CASE WHEN instance IS :instance THEN settling_until ELSE 0 END,
                  owner_since = CASE WHEN :drain IS NULL THEN NULL WHEN owner_mode = :drain THEN owner_since ELSE :now END,
                  owner_mode = :drain, owner_reason = :reason",
         )?
         .execute(named_params! {
             ":node": node.as_str(), ":label": advert.label, ":static": is_static, ":instance": advert.instance,
-            ":capabilities": capabilities, ":version": advert.agent_version, ":host": advert.host, ":now": tx.now,
+            ":capabilities": capabilities, ":cleans": advert.cleans, ":version": advert.agent_version, ":host": advert.host, ":now": tx.now,
             ":live_until": live_until, ":drain": drain, ":reason": reason,
         })?;
     let about = About::node(node);
@@ -227,6 +234,9 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
         tx.event("node.back", about, json!({"silent_seconds": silent_ms / 1000}))?;
         log::info!("node back after silence node={node}");
         tx.owe_wake();
+    }
+    if known.cleans && !advert.cleans {
+        clean::forget(tx, node)?;
     }
     if !same_ability {
         tx.event("node.changed", about, json!({"capabilities": advert.capabilities}))?;
@@ -304,8 +314,8 @@ fn answer(tx: &Tx, node: &NodeId) -> Result<Advertised, Error> {
         .conn
         .prepare_cached(
             "SELECT CASE WHEN 'at-boundary' IN (owner_mode, operator_mode) THEN 'at-boundary'
-                         WHEN 'graceful' IN (owner_mode, operator_mode) THEN 'graceful' END
-             FROM nodes WHERE node_id = ?1",
+                         WHEN 'graceful' IN (owner_mode, operator_mode) OR failure IS NOT NULL THEN 'graceful' END
+             FROM nodes LEFT JOIN cleanings USING (node_id) WHERE node_id = ?1",
         )?
         .query_row([node.as_str()], |row| row.get::<_, Option<String>>(0))?
         .and_then(|mode| DrainMode::parse(&mode))

@@ -4,6 +4,7 @@ use rusqlite::OptionalExtension as _;
 use serde::Serialize;
 
 use super::advert::ttl_seconds;
+use super::clean::{self, Cleaning};
 use super::error::Refusal;
 use super::live::{Live, seq};
 use super::runs::Assigned;
@@ -78,14 +79,25 @@ pub struct ClaimedLease {
     pub ttl_seconds: i64,
 }
 
-/// Claims the next ready step of a node; `None`: there is none, or the agent is at work and still has its step.
+/// What a claim gives.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Work {
+    /// A step.
+    Step(Box<Claimed>),
+    /// The node is to be cleaned after its last user.
+    Cleanup(Cleaning),
+}
+
+/// Claims what a node is to do next, a step or its cleaning; `None`: there is nothing, or the agent is at work and still
+/// has its step.
 ///
 /// The same instance that holds a step and says it is not working gets the same step again: its answer was lost.
 ///
 /// # Errors
 /// [`Error::Refused`]: `not-found`, `static-node`, `stale-instance`, `unknown-instance`; `stale-lease` when the step
 /// it works on is not its own any more.
-pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Claimed>, Error> {
+pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Work>, Error> {
     let node = &claim.node;
     check_instance(tx, node, &claim.instance)?;
     let in_hand = in_hand(tx, node, &claim.instance)?;
@@ -104,6 +116,10 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Claimed>, Error> {
         let live =
             live.ok_or_else(|| Error::Broken(format!("run {} has a step in hand and is not RUNNING", own.run)))?;
         return told(tx, &live, index(own.seq), node).map(Some);
+    }
+    // It does not work: what it had in hand is gone. Nothing new comes before the node is clean.
+    if let Some(order) = clean::order(tx, node, &claim.instance)? {
+        return Ok(Some(Work::Cleanup(order)));
     }
     let mut statement = tx.conn.prepare_cached(
         "SELECT run_id, seq FROM steps WHERE node_id = ?1 AND state = 'PENDING' AND ready = 1 ORDER BY seq LIMIT 1",
@@ -126,7 +142,7 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Claimed>, Error> {
 ///
 /// # Errors
 /// Everything but a refusal.
-pub fn claim_if_allowed(tx: &Tx, next: &Claim) -> Result<Option<Claimed>, Error> {
+pub fn claim_if_allowed(tx: &Tx, next: &Claim) -> Result<Option<Work>, Error> {
     match tx.attempt(|| claim(tx, next)) {
         Err(Error::Refused(_)) => Ok(None),
         other => other,
@@ -137,7 +153,7 @@ fn index(seq: i64) -> usize {
     usize::try_from(seq - 1).expect("stored numbers count from 1")
 }
 
-fn check_instance(tx: &Tx, node: &NodeId, instance: &str) -> Result<(), Error> {
+pub(super) fn check_instance(tx: &Tx, node: &NodeId, instance: &str) -> Result<(), Error> {
     let mut statement = tx.conn.prepare_cached("SELECT instance FROM nodes WHERE node_id = ?1")?;
     let current = statement.query_row([node.as_str()], |row| row.get::<_, Option<String>>(0)).optional()?;
     let (code, detail) = match current {
@@ -184,7 +200,7 @@ fn lease_of(tx: &Tx, node: &NodeId, run: &RunId) -> Result<(String, i64), Error>
     lease.ok_or_else(|| Error::Broken(format!("run {run} has a step on node {node} and no lease on it")))
 }
 
-fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Claimed, Error> {
+fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Work, Error> {
     let own = &live.contract.steps[at];
     let Kind::Run(command) = &own.kind else {
         return Err(Error::Broken(format!("step {} of run {} is not a command", seq(at), live.run.run_id)));
@@ -192,7 +208,7 @@ fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Claimed, Error
     let (nonce, not_after) = lease_of(tx, node, &live.run.run_id)?;
     #[allow(clippy::cast_precision_loss, reason = "a time-out is far below 2^53 ms")]
     let timeout_seconds = command.timeout_ms.map(|ms| ms as f64 / 1000.0);
-    Ok(Claimed {
+    Ok(Work::Step(Box::new(Claimed {
         run_id: live.run.run_id.as_str().to_owned(),
         seq: seq(at),
         id: own.id.clone(),
@@ -210,5 +226,5 @@ fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Claimed, Error
             not_after: rfc3339(not_after, tx.offset),
             ttl_seconds: ttl_seconds(not_after, tx.now),
         },
-    })
+    })))
 }

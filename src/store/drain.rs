@@ -68,7 +68,7 @@ pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<bool, Error> {
 /// Forgets a node: it is no candidate any more. An agent that still speaks for it makes it anew.
 ///
 /// # Errors
-/// `not-found`; `node-leased` while a run holds it.
+/// `not-found`; `node-leased` while a run holds it, its agent may be at work, or it is not clean.
 pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     must_exist(tx, node)?;
     if let Some(run) = super::runs::holding(tx, node)? {
@@ -84,6 +84,10 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
             format!("the agent of node {node} may still be at work for a run that ended: wait, or stop the agent");
         return Err(Error::Refused(Refusal::new("node-leased", detail)));
     }
+    if tx.conn.prepare_cached("SELECT 1 FROM cleanings WHERE node_id = ?1")?.exists([node.as_str()])? {
+        let detail = format!("node {node} is not clean yet: wait, or say that it is (`mediator node clean --done`)");
+        return Err(Error::Refused(Refusal::new("node-leased", detail)));
+    }
     tx.conn.prepare_cached("DELETE FROM nodes WHERE node_id = ?1")?.execute([node.as_str()])?;
     tx.touch(node);
     tx.tell(Topic::Node(node.clone()));
@@ -93,7 +97,7 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn must_exist(tx: &Tx, node: &NodeId) -> Result<(), Error> {
+pub(super) fn must_exist(tx: &Tx, node: &NodeId) -> Result<(), Error> {
     let mut statement = tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?;
     match statement.query_row([node.as_str()], |_| Ok(())).optional()? {
         Some(()) => Ok(()),

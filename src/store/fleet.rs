@@ -40,6 +40,7 @@ pub(super) struct Entry {
     is_silent: bool,
     is_draining: bool,
     is_leased: bool,
+    is_cleaning: bool,
 }
 
 impl Default for Fleet {
@@ -49,9 +50,15 @@ impl Default for Fleet {
 }
 
 impl Entry {
-    /// Says whether a new lease may be granted on it: not leased, not draining, not silent.
+    /// Says whether a new lease may be granted on it: not leased, not draining, not silent, not being
+    /// cleaned.
     fn is_available(&self, now: Ms) -> bool {
-        self.is_known(now) && now < self.live_until && !self.is_silent && !self.is_draining && !self.is_leased
+        self.is_known(now)
+            && now < self.live_until
+            && !self.is_silent
+            && !self.is_draining
+            && !self.is_leased
+            && !self.is_cleaning
     }
 
     fn is_known(&self, now: Ms) -> bool {
@@ -144,7 +151,8 @@ impl Fleet {
 
 const SELECT: &str = "SELECT node_id, label, static, capabilities, last_seen, live_until, silent,
         owner_mode IS NOT NULL OR operator_mode IS NOT NULL,
-        EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id)
+        EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id),
+        EXISTS (SELECT 1 FROM cleanings WHERE cleanings.node_id = nodes.node_id)
     FROM nodes";
 
 fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
@@ -164,5 +172,6 @@ fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
         is_silent: row.get(6)?,
         is_draining: row.get(7)?,
         is_leased: row.get(8)?,
+        is_cleaning: row.get(9)?,
     })
 }

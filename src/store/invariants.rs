@@ -94,6 +94,13 @@ const CHECKS: &[Check] = &[
                     AND r.principal = waiting.principal AND r.priority = waiting.priority)",
     },
     Check {
+        invariant: "cleaning",
+        is_cheap: true,
+        query: "SELECT 'node ' || node_id || ' is leased to run ' || leases.run_id || ' and not clean after run '
+                    || cleanings.run_id
+                FROM cleanings JOIN leases USING (node_id)",
+    },
+    Check {
         invariant: "history",
         is_cheap: true,
         query: "SELECT 'the lease of run ' || run_id || ' on node ' || node_id || ' has no open history row' FROM leases

@@ -2,8 +2,8 @@
 //!
 //! - `grant` inserts; the primary key on the node is I1, and a collision undoes whatever wanted the node.
 //! - `renew_node`, `renew_statics`, `protect` move `not_after`, never back.
-//! - `end` deletes, closes the history row, and owes the queue a wake (I6). A lease ends only here, so whoever frees
-//!   a node cannot forget the wake.
+//! - `end` deletes, closes the history row, and owes the queue a wake (I6), or makes the node one to be cleaned. A
+//!   lease ends only here, so whoever frees a node can forget neither.
 
 use rusqlite::{OptionalExtension as _, named_params};
 use serde_json::json;
@@ -12,7 +12,7 @@ use super::error::is_collision;
 use super::hub::Topic;
 use super::runs::RunRow;
 use super::tx::{About, Tx};
-use super::{Error, nonce};
+use super::{Error, clean, nonce};
 use crate::domain::ids::{NodeId, RunId};
 use crate::failpoint;
 
@@ -76,9 +76,13 @@ pub(super) fn end(tx: &Tx, run: &RunId, node: &NodeId, why: &str) -> Result<(), 
         .execute((run.as_str(), node.as_str(), tx.now, why))?;
     failpoint!("lease.after_end");
     tx.touch(node);
-    tx.freed(node);
     tx.tell(Topic::Node(node.clone()));
-    tx.event("node.freed", About::run(run).on(node), json!({"why": why}))
+    tx.event("node.freed", About::run(run).on(node), json!({"why": why}))?;
+    // Nobody can have it before it is clean: then that is what wakes the queue.
+    if !clean::begin(tx, node, run)? {
+        tx.freed(node);
+    }
+    Ok(())
 }
 
 /// Makes `node` settle until `until`: its agent may still be at work under a lease that was good that long.

@@ -2,7 +2,7 @@
 //!
 //! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
 //! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on;
-//! `submit`, `sweep`, `advert`, `claim`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen;
+//! `submit`, `sweep`, `advert`, `claim`, `clean`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen;
 //! `request` does it once, `outbox` tells of it, `record` keeps it, `history` prunes it; `views` answers questions without changing
 //! anything; `invariants` finds rows that should not be.
 //!
@@ -17,6 +17,7 @@ mod begin;
 pub mod cancel;
 mod checkpoint;
 pub mod claim;
+pub mod clean;
 mod connection;
 pub mod doctor;
 pub mod drain;

@@ -62,6 +62,29 @@ pub const SCENARIOS: &[Scenario] = scenarios! {
         d.call("GET", "/v1/runs/r0/record", None, "").map(|(status, _)| assert_eq!(status, 200))
     };
     "an agent is started again" waiting, |d| advert(d, "b1", "i2");
+    "a node is cleaned, then a waiting run starts" dirty, |d| {
+        let (_, node) = d.call("GET", "/v1/nodes/b1", None, "")?;
+        if node["cleaning"]["run_id"] == "r0" {
+            let order = claim(d, "b1")?;
+            let mut body = json!({"instance": "i1", "cleaning": order["cleaning"], "exit_code": 3});
+            // It fails first; what it has failed at is not given to it again.
+            let (status, answer) = d.call("POST", "/v1/nodes/b1/cleaned", None, &body.to_string())?;
+            assert!(matches!(status, 200 | 409), "{answer}");
+            d.post("/v1/nodes/b1/clean", Some("k-clean"), &json!({}))?;
+            let (_, node) = d.call("GET", "/v1/nodes/b1", None, "")?;
+            if node["cleaning"]["failure"].is_null() && node["cleaning"]["run_id"] == "r0" {
+                body["cleaning"] = claim(d, "b1")?["cleaning"].clone();
+                body["exit_code"] = json!(0);
+                d.call("POST", "/v1/nodes/b1/cleaned", None, &body.to_string())?;
+            }
+        }
+        let (_, node) = d.call("GET", "/v1/nodes/b1", None, "")?;
+        // Killed behind the operator's word, its repetition is answered from the key: it is said with another.
+        if node["cleaning"].is_object() {
+            d.post("/v1/nodes/b1/clean", None, &json!({"done": true}))?;
+        }
+        Ok(())
+    };
     "room appears" waiting, |d| advert(d, "b9", "i1");
     "a drain ends a run at the boundary" waiting_unclaimed, |d| {
         d.post("/v1/nodes/b1/drain", Some("k-d"), &json!({"mode": "at-boundary", "reason": "test"})).map(|_| ())
@@ -221,6 +244,17 @@ fn placed(d: &Daemon) -> Result<(), Died> {
 fn claimed(d: &Daemon) -> Result<(), Died> {
     placed(d)?;
     claim(d, "b1").map(|_| ())
+}
+
+/// b1 is to be cleaned after r0, which is cancelled; r2 waits for it.
+fn dirty(d: &Daemon) -> Result<(), Died> {
+    advert(d, "b2", "i1")?;
+    let body = json!({"node_id": "b1", "instance": "i1", "capabilities": [{"capability": "board"}], "cleans": true});
+    d.post("/v1/nodes", None, &body)?;
+    submit(d, "r0", &board(json!([work("a")])))?;
+    submit(d, "r1", &board(json!([work("a")])))?;
+    submit(d, "r2", &board(json!([work("a")])))?;
+    cancel(d, "r0")
 }
 
 /// Both boards are taken.

@@ -185,10 +185,16 @@ fn multiply(outside: &Connection, table: &str, many: i64) {
 
 // ---- folders of earlier versions
 
+/// Tables with their columns, in any order (a column that was added later stands last), and indexes as they are written.
 fn schema_of(rows: &Connection) -> BTreeSet<String> {
-    let mut statement = rows.prepare("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").expect("SQL");
-    let list = statement.query_map([], |row| Ok(format!("{}: {}", row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
-    list.expect("rows").collect::<Result<_, _>>().expect("rows")
+    let query =
+        "SELECT list.name || ' strict=' || strict || ' wr=' || wr || ' ' || columns.name || ' ' || columns.type || ' '
+            || columns.\"notnull\" || ' ' || coalesce(dflt_value, '') || ' ' || columns.pk
+        FROM pragma_table_list AS list, pragma_table_xinfo(list.name) AS columns WHERE list.type = 'table'
+        UNION SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL";
+    let mut statement = rows.prepare(query).expect("SQL");
+    let list = statement.query_map([], |row| row.get(0)).expect("rows");
+    list.collect::<Result<_, _>>().expect("rows")
 }
 
 /// Makes a database as an earlier version made it.

@@ -4,6 +4,7 @@ mod acquire;
 mod artifacts;
 mod ask;
 mod claim;
+mod cleaning;
 mod clock;
 mod drain;
 mod events;

@@ -47,6 +47,7 @@ fn random_sequences_keep_every_invariant() {
             });
         }
     });
+    eprintln!("{:?}", counts.lock());
     if steps < STEPS || number("MEDIATOR_SEQUENCE_SEED").is_some() {
         return;
     }
@@ -68,6 +69,8 @@ fn random_sequences_keep_every_invariant() {
         "hold",
         "answered",
         "settling",
+        "cleaned",
+        "not cleaned",
         "succeeded",
         "failed",
         "cancelled",
@@ -192,6 +195,8 @@ struct Sequence {
 
 const BOARDS: [&str; 3] = ["b1", "b2", "b3"];
 const AGENTS: [&str; 6] = ["b1", "b2", "b3", "h1", "h2", "m1"];
+/// Those that are cleaned after every lease.
+const CLEANED: [&str; 2] = ["b3", "m1"];
 
 fn capabilities(node: &str, variant: usize) -> Vec<&'static str> {
     match (node, variant) {
@@ -275,9 +280,10 @@ impl Sequence {
             64..67 => self.repeat(),
             67..74 => self.answer(),
             74..80 => self.hold(),
-            80..82 => self.cancel(),
-            82..87 => self.advert(),
-            87..91 => self.drain(),
+            80..83 => self.cancel(),
+            83..87 => self.advert(),
+            87..88 => self.clean(),
+            88..91 => self.drain(),
             91..92 => self.static_nodes(),
             92..99 => self.time(),
             _ => self.restart(),
@@ -439,10 +445,17 @@ impl Sequence {
             return;
         }
         let expected = self.claimable(node, &instance);
+        let order = self.order(node, &instance);
         let reply = self.post(&format!("/v1/nodes/{node}/claim"), &json!({"instance": instance}));
         match reply.status {
+            200 if order.is_some() => {
+                assert_eq!(reply.body["cleaning"].as_str(), order.as_deref());
+                if self.dice.percent(70) {
+                    self.clean_up(node, &reply.body);
+                }
+            }
             200 => self.take(node, &instance, &reply.body, expected),
-            204 => assert_eq!(expected, None, "node {node} has something to do and is told nothing"),
+            204 => assert_eq!((expected, order), (None, None), "node {node} has something to do and is told nothing"),
             404 | 409 => {}
             other => panic!("a claim was answered {other}"),
         }
@@ -469,6 +482,11 @@ impl Sequence {
                 self.note(format!("{instance} waited and is told {} {}", reply.status, reply.body));
                 self.waiting = None;
                 match reply.status {
+                    200 if reply.body["kind"] == "cleanup" => {
+                        // It may have been done since the answer was on its way.
+                        let due = self.order(&node, &instance);
+                        assert!(due.is_none_or(|due| reply.body["cleaning"] == due.as_str()));
+                    }
                     200 => {
                         self.count("woken");
                         self.seen.extend(self.read(self.looked));
@@ -480,12 +498,45 @@ impl Sequence {
                 return;
             }
             self.seen.extend(self.read(self.looked));
-            if self.claimable(&node, &instance).is_none() {
+            if self.claimable(&node, &instance).is_none() && self.order(&node, &instance).is_none() {
                 return;
             }
             self.lab.quiesce();
         }
         panic!("{instance} waits, and nobody tells it that there is a step to claim");
+    }
+
+    /// What this life of the node is to clean, as the rows say.
+    fn order(&self, node: &str, instance: &str) -> Option<String> {
+        let query = "SELECT (SELECT cleaning FROM cleanings JOIN nodes USING (node_id)
+            WHERE node_id = ?1 AND instance = ?2 AND failed_by IS NOT ?2)";
+        self.lab.row(query, [node, instance], |row| row.get(0))
+    }
+
+    /// Reports on a cleaning that was ordered.
+    fn clean_up(&mut self, node: &str, order: &Value) {
+        let ended_well = self.dice.percent(80);
+        let body = json!({"instance": self.instance(node), "cleaning": order["cleaning"],
+            "exit_code": if ended_well { 0 } else { 3 }});
+        let view = self.post(&format!("/v1/nodes/{node}/cleaned"), &body).expect(200);
+        if ended_well {
+            assert_eq!(view["cleaning"], Value::Null);
+            self.count("cleaned");
+        } else {
+            assert_eq!(view["cleaning"]["failure"], "cleanup ended with exit code 3");
+            self.count("not cleaned");
+        }
+        // The answer was lost, or another life is asked: it counts once.
+        self.post(&format!("/v1/nodes/{node}/cleaned"), &body).problem(409, "stale-lease");
+    }
+
+    /// An operator looks after what is not clean.
+    fn clean(&mut self) {
+        for node in CLEANED {
+            let done = self.dice.percent(50);
+            let reply = self.post(&format!("/v1/nodes/{node}/clean"), &json!({"done": done}));
+            assert!(matches!(reply.status, 200 | 404), "{}", reply.body);
+        }
     }
 
     fn claim_working(&mut self, node: &str, instance: &str) {
@@ -625,7 +676,9 @@ impl Sequence {
         } else {
             assert_eq!(reply.status, if is_known { 409 } else { 404 }, "a report that is not current");
         }
-        if claim.is_object() {
+        if claim["kind"] == "cleanup" {
+            assert_eq!(claim["cleaning"].as_str(), self.order(&taken.node, &taken.instance).as_deref());
+        } else if claim.is_object() {
             self.refresh();
             self.take(&taken.node, &taken.instance, &claim, None);
         }
@@ -693,7 +746,12 @@ impl Sequence {
     }
 
     fn cancel(&mut self) {
-        let runs: Vec<String> = self.seen.keys().cloned().collect();
+        let mut runs: Vec<String> = self.seen.keys().cloned().collect();
+        // Rather one that is worked on: then its node settles.
+        let worked_on = self.steps_in("CLAIMED", "run");
+        if !worked_on.is_empty() && self.dice.percent(70) {
+            runs = worked_on.into_iter().map(|(run, ..)| run).collect();
+        }
         if !runs.is_empty() {
             let run = self.dice.pick(&runs).clone();
             self.post(&format!("/v1/runs/{run}/cancel"), &json!({"reason": "chance"})).expect(200);
@@ -701,8 +759,9 @@ impl Sequence {
     }
 
     fn advertise(&mut self, node: &str, variant: usize) -> Reply {
+        let cleans = CLEANED.contains(&node) && (variant == 0 || self.dice.percent(50));
         let body = advert(node, &self.instance(node), &capabilities(node, variant));
-        self.post("/v1/nodes", &body)
+        self.post("/v1/nodes", &crate::support::with(body, "cleans", cleans))
     }
 
     fn advert(&mut self) {
@@ -783,6 +842,12 @@ impl Sequence {
                         self.lab.heartbeat(node);
                     } else {
                         self.advertise(node, 0).expect(200);
+                    }
+                }
+                for node in CLEANED {
+                    let instance = self.instance(node);
+                    if let Some(order) = self.order(node, &instance).filter(|_| self.dice.percent(50)) {
+                        self.clean_up(node, &json!({"cleaning": order}));
                     }
                 }
             }
@@ -1010,6 +1075,9 @@ impl Sequence {
             self.post("/v1/nodes", &body).expect(200);
         }
         for round in 0.. {
+            for node in CLEANED {
+                self.lab.post(&format!("/v1/nodes/{node}/clean"), &json!({"done": true}));
+            }
             for node in AGENTS {
                 // A node with everything, so that whatever waits can start.
                 self.advertise(node, 3).expect(200);
@@ -1028,7 +1096,9 @@ impl Sequence {
             for node in AGENTS {
                 let instance = self.instance(node);
                 let reply = self.post(&format!("/v1/nodes/{node}/claim"), &json!({"instance": instance}));
-                if reply.status == 200 {
+                if reply.body["kind"] == "cleanup" {
+                    self.clean_up(node, &reply.body);
+                } else if reply.status == 200 {
                     self.take(node, &instance, &reply.body, None);
                     let body = crate::support::report(node, &reply.body, json!({"exit_code": 0}));
                     self.post(&result_path(&reply.body), &body).expect(200);

@@ -368,13 +368,13 @@ impl Lab {
     /// Sends the same advert again as the node's rows have it: a heartbeat.
     #[track_caller]
     pub fn heartbeat(&self, node: &str) -> Value {
-        let (instance, capabilities): (String, String) =
-            self.row("SELECT instance, capabilities FROM nodes WHERE node_id = ?1", [node], |row| {
-                Ok((row.get(0)?, row.get(1)?))
+        let (instance, capabilities, cleans): (String, String, bool) =
+            self.row("SELECT instance, capabilities, cleans FROM nodes WHERE node_id = ?1", [node], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             });
         let capabilities: Value = serde_json::from_str(&capabilities).expect("JSON");
-        self.post("/v1/nodes", &json!({"node_id": node, "instance": instance, "capabilities": capabilities}))
-            .expect(200)
+        let advert = json!({"node_id": node, "instance": instance, "capabilities": capabilities, "cleans": cleans});
+        self.post("/v1/nodes", &advert).expect(200)
     }
 
     /// Lets time pass in steps in which all these nodes give signs of life.
@@ -589,7 +589,8 @@ pub fn available(rows: &Connection, now: Ms, settings: &Settings) -> Vec<Node> {
             "SELECT node_id, static, capabilities FROM nodes
              WHERE (static = 1 OR (silent = 0 AND live_until > ?1 AND last_seen + ?2 > ?1))
                AND owner_mode IS NULL AND operator_mode IS NULL
-               AND node_id NOT IN (SELECT node_id FROM leases)",
+               AND node_id NOT IN (SELECT node_id FROM leases)
+               AND node_id NOT IN (SELECT node_id FROM cleanings)",
         )
         .expect("SQL");
     let nodes = statement.query_map((now, settings.node_forget_ms), |row| {

@@ -1,4 +1,19 @@
--- From schema 1 to 2: pruning of history.
+-- From schema 1 to 2: pruning of history, cleaning of nodes.
+
+ALTER TABLE nodes ADD COLUMN cleans INTEGER NOT NULL DEFAULT 0 CHECK (cleans IN (0, 1));
+
+-- Nodes that are being cleaned: unavailable from the end of a lease until their agent, or an operator, says that they
+-- are clean.
+CREATE TABLE cleanings (
+    node_id   TEXT PRIMARY KEY REFERENCES nodes ON DELETE CASCADE,
+    cleaning  TEXT NOT NULL,                -- its name, told to the agent and expected back
+    run_id    TEXT NOT NULL,                -- whose lease ended
+    since     INTEGER NOT NULL,
+    failure   TEXT,                         -- why it failed: then the node drains for that reason
+    failed_by TEXT,                         -- the life of the agent that failed at it, and is not asked again
+    failed_at INTEGER,
+    CONSTRAINT failed_wholly CHECK ((failure IS NULL) = (failed_by IS NULL) AND (failure IS NULL) = (failed_at IS NULL))
+) STRICT, WITHOUT ROWID;
 
 -- Pruning: the oldest sealed record.
 CREATE INDEX records_sealed ON records (sealed_at) WHERE sealed_at IS NOT NULL;

@@ -35,8 +35,28 @@ pub struct NodeView {
     pub drain: Option<String>,
     /// Both sides of its draining.
     pub drains: Vec<DrainView>,
+    /// What it is cleaned for, until it is.
+    pub cleaning: Option<CleaningView>,
     /// Who has it.
     pub lease: Option<LeaseView>,
+}
+
+/// A node's cleaning after a lease.
+#[derive(Clone, Debug, Serialize)]
+pub struct CleaningView {
+    /// The run whose lease ended.
+    pub run_id: String,
+    /// Since when.
+    pub since: String,
+    /// Why it failed; null while it is under way.
+    pub failure: Option<String>,
+}
+
+impl NodeView {
+    /// Says whether a lease could be granted on it now.
+    pub fn is_free(&self) -> bool {
+        self.live && self.drain.is_none() && self.cleaning.is_none() && self.lease.is_none()
+    }
 }
 
 /// One side of a node's draining.
@@ -109,8 +129,8 @@ pub struct CapabilityView {
 
 const QUERY: &str = "SELECT nodes.node_id, label, instance, static, silent, last_seen, live_until, capabilities,
         owner_mode, owner_reason, owner_since, operator_mode, operator_reason, operator_by, operator_since,
-        run_id, not_after
-    FROM nodes LEFT JOIN leases USING (node_id)";
+        leases.run_id, not_after, cleanings.run_id, since, failure, failed_at
+    FROM nodes LEFT JOIN leases USING (node_id) LEFT JOIN cleanings USING (node_id)";
 
 /// Returns one node.
 ///
@@ -151,7 +171,7 @@ pub fn capabilities(conn: &Connection, at: At, forget_ms: i64) -> Result<Vec<Cap
             });
             view.known += 1;
             view.live += usize::from(node.live);
-            view.free += usize::from(node.live && node.drain.is_none() && node.lease.is_none());
+            view.free += usize::from(node.is_free());
             for (key, value) in node.capabilities.iter().filter(|own| own.capability == name).flat_map(|own| &own.attrs)
             {
                 view.attrs.entry(key.clone()).or_default().insert(value.clone());
@@ -225,6 +245,14 @@ fn read(row: &Row, at: At) -> Result<NodeView, Error> {
     if let Some(mode) = row.get::<_, Option<String>>(11)? {
         drains.push(DrainView { mode, by: row.get(13)?, reason: row.get(12)?, since: at.show(row.get(14)?) });
     }
+    let cleaning = match row.get::<_, Option<String>>(17)? {
+        None => None,
+        Some(run_id) => Some(CleaningView { run_id, since: at.show(row.get(18)?), failure: row.get(19)? }),
+    };
+    if let Some(reason) = cleaning.as_ref().and_then(|cleaning| cleaning.failure.clone()) {
+        let since = at.show(row.get(20)?);
+        drains.push(DrainView { mode: "graceful".into(), by: "node".into(), reason: Some(reason), since });
+    }
     let strict = drains.iter().find(|drain| drain.mode == "at-boundary").or(drains.first());
     let lease = match row.get::<_, Option<String>>(15)? {
         None => None,
@@ -243,6 +271,7 @@ fn read(row: &Row, at: At) -> Result<NodeView, Error> {
         capabilities: serde_json::from_str(&row.get::<_, String>(7)?)?,
         drain: strict.map(|drain| drain.mode.clone()),
         drains,
+        cleaning,
         lease,
     })
 }

@@ -50,9 +50,9 @@ pub struct RoleView {
 pub struct WhyNodeView {
     /// The node.
     pub node_id: String,
-    /// `free`, `leased`, `draining`, `silent`.
+    /// `free`, `leased`, `cleaning`, `draining`, `silent`.
     pub status: &'static str,
-    /// Who holds it.
+    /// Who holds it, or has held it when it is being cleaned.
     pub run_id: Option<String>,
     /// Since when it is so.
     pub since: Option<String>,
@@ -165,10 +165,12 @@ fn status(node: &NodeView) -> NodeStatus {
         NodeStatus::Leased
     } else if node.drain.is_some() {
         NodeStatus::Draining
-    } else if node.live {
-        NodeStatus::Free
-    } else {
+    } else if !node.live {
         NodeStatus::Silent
+    } else if node.cleaning.is_some() {
+        NodeStatus::Cleaning
+    } else {
+        NodeStatus::Free
     }
 }
 
@@ -231,6 +233,12 @@ fn show(conn: &Connection, node: &NodeView, at: At) -> Result<WhyNodeView, Error
             view.since = Some(drain.since.clone());
             view.by = Some(drain.by.clone());
             view.reason.clone_from(&drain.reason);
+        }
+        (NodeStatus::Cleaning, ..) => {
+            if let Some(cleaning) = &node.cleaning {
+                view.run_id = Some(cleaning.run_id.clone());
+                view.since = Some(cleaning.since.clone());
+            }
         }
         (NodeStatus::Silent, ..) => view.since = Some(node.last_seen.clone()),
         _ => {}

@@ -299,11 +299,7 @@ pub fn check_host(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<
     let header = first.and_then(|host| host.to_str().ok()).map(name_of);
     // A target in absolute form names a host of its own, which other programs would believe instead.
     let target = uri.authority().map(|authority| name_of(authority.as_str()));
-    let fits = |name: &str| {
-        let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let loopback = name == "localhost" || name.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback());
-        loopback || name == "[::1]" || allowed.iter().any(|own| own.eq_ignore_ascii_case(&name))
-    };
+    let fits = |name: &str| is_ours(name, allowed);
     match (header, target) {
         (Some(name), target) if fits(name) && target.is_none_or(fits) => Ok(()),
         _ => {
@@ -315,9 +311,19 @@ pub fn check_host(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<
     }
 }
 
+/// Says whether this is a loopback name, or one of `http.hosts`. A user before it is no part of a name: others would
+/// take what stands there for the host.
+fn is_ours(name: &str, allowed: &[String]) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    is_loopback(&name) || allowed.iter().any(|own| own.eq_ignore_ascii_case(&name))
+}
+
+fn is_loopback(name: &str) -> bool {
+    name == "localhost" || name == "[::1]" || name.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// Cuts the port off.
-fn name_of(authority: &str) -> &str {
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port))
             if port.bytes().all(|b| b.is_ascii_digit()) && (!name.contains(':') || name.ends_with(']')) =>

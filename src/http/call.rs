@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
 use hyper::{Method, Uri, header};
 
 use super::App;
@@ -332,6 +332,38 @@ fn name_of(host: &str) -> &str {
         }
         _ => host,
     }
+}
+
+/// Refuses what a page of another origin makes a browser send, whatever it carries. Runs behind [`check_host`].
+///
+/// An `Origin` must be a loopback name with the port under which the daemon is called, or one of `http.hosts` (whose port
+/// a proxy may have changed). That it equals `Host` proves nothing by itself: so it does after a name was rebound.
+///
+/// # Errors
+/// `forbidden`.
+pub fn check_origin(headers: &HeaderMap, allowed: &[String]) -> Result<(), Problem> {
+    let refused = |what: &str| Err(Problem::new("forbidden", format!("{what}: pages of others may not call the daemon")));
+    for site in headers.get_all("sec-fetch-site") {
+        if !matches!(site.as_bytes(), b"same-origin" | b"none") {
+            return refused("Sec-Fetch-Site");
+        }
+    }
+    let port = headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", |host| port_of(host));
+    for origin in headers.get_all(ORIGIN) {
+        let text = origin.to_str().unwrap_or("");
+        let authority = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or("");
+        let name = name_of(authority);
+        let fits = if is_loopback(name) { port_of(authority) == port } else { is_ours(name, allowed) };
+        if !fits {
+            return refused("Origin");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the port, empty if there is none.
+fn port_of(authority: &str) -> &str {
+    authority[name_of(authority).len()..].trim_start_matches(':')
 }
 
 /// Finds out who calls.

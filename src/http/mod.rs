@@ -124,6 +124,7 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
     let has_body = !hyper::body::Body::is_end_stream(&body);
     let early = |problem| (problem, has_body);
     call::check_host(&head.uri, &head.headers, &app.store.settings().hosts).map_err(early)?;
+    call::check_origin(&head.headers, &app.store.settings().hosts).map_err(early)?;
     let open = routes::is_open(head.uri.path());
     let caller = if open { routes::nobody() } else { call::check_token(&app, &head.headers).map_err(early)? };
     let (route, params) = routes::find(&head.method, head.uri.path()).map_err(early)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, Uri, header};
 
 use super::App;
@@ -388,6 +388,19 @@ pub fn check_token(app: &App, headers: &HeaderMap) -> Result<Principal, Problem>
         };
         Problem::new("unauthorized", detail)
     })
+}
+
+/// Refuses codings of a body that others could read differently: it comes as it is, or `chunked`, said once.
+///
+/// # Errors
+/// `invalid-request`.
+pub fn check_coding(headers: &HeaderMap) -> Result<(), Problem> {
+    let mut lines = headers.get_all(TRANSFER_ENCODING).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(Problem::new("invalid-request", "Transfer-Encoding: expected `chunked`, once, or no such header")),
+    }
 }
 
 /// Checks the announced size and the type of a JSON body, before any of it is read.

@@ -123,6 +123,7 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
     let (head, body) = request.into_parts();
     let has_body = !hyper::body::Body::is_end_stream(&body);
     let early = |problem| (problem, has_body);
+    call::check_coding(&head.headers).map_err(early)?;
     call::check_host(&head.uri, &head.headers, &app.store.settings().hosts).map_err(early)?;
     call::check_origin(&head.headers, &app.store.settings().hosts).map_err(early)?;
     let open = routes::is_open(head.uri.path());

@@ -412,7 +412,8 @@ pub fn check_json(headers: &HeaderMap, body: &Incoming, most: usize) -> Result<(
     if announced.or(body.size_hint().exact()).is_some_and(|length| length > most as u64) {
         return Err(too_large(most as u64));
     }
-    if let Some(content_type) = headers.get(CONTENT_TYPE) {
+    // Each of them, if there are several: which one counts would be a guess.
+    for content_type in headers.get_all(CONTENT_TYPE) {
         let essence = content_type.to_str().unwrap_or("").split(';').next().unwrap_or("").trim();
         if !essence.eq_ignore_ascii_case("application/json") {
             return Err(Problem::new("unsupported-media-type", "the body must be `application/json`"));
@@ -461,10 +462,10 @@ fn is_key_byte(byte: u8) -> bool {
 /// # Errors
 /// `unsupported-media-type`.
 pub fn check_encoding(headers: &HeaderMap) -> Result<(), Problem> {
-    match headers.get(header::CONTENT_ENCODING) {
-        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(Problem::new("unsupported-media-type", "the body must not be encoded"))
-        }
-        _ => Ok(()),
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    if encodings.all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        Ok(())
+    } else {
+        Err(Problem::new("unsupported-media-type", "the body must not be encoded"))
     }
 }

@@ -136,7 +136,9 @@ impl Call {
     /// `not-found` for what is no number.
     pub fn seq(&self) -> Result<i64, Problem> {
         let text = &self.params[1];
-        let seq = text.parse().ok().filter(|seq| (1..=500).contains(seq));
+        // One address for one step: neither `+1` nor `01`.
+        let is_plain = !text.starts_with(['+', '0']);
+        let seq = text.parse().ok().filter(|seq| is_plain && (1..=500).contains(seq));
         seq.ok_or_else(|| Problem::new("not-found", format!("there is no step {text} in run {}", self.params[0])))
     }
 }
@@ -228,7 +230,9 @@ impl Query {
         range: std::ops::RangeInclusive<T>,
     ) -> Result<Option<T>, Problem> {
         let Some(text) = self.get(name) else { return Ok(None) };
-        match text.parse().ok().filter(|number| range.contains(number)) {
+        // A parser takes `+5` too.
+        let number = if text.starts_with('+') { None } else { text.parse().ok() };
+        match number.filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => Err(Problem::new(
                 "invalid-request",

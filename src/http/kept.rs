@@ -161,12 +161,17 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
                 .ok_or_else(|| Problem::new("invalid-request", "query parameter `run`: expected the id of a run"))?,
         ),
     };
-    let last =
-        match call.headers.get("last-event-id").map(|value| value.to_str().ok().and_then(|text| text.parse().ok())) {
-            None => None,
-            Some(Some(id)) if id >= 0 => Some(id),
-            Some(_) => return Err(Problem::new("invalid-request", "Last-Event-ID: expected the id of an event")),
-        };
+    let mut ids = call.headers.get_all("last-event-id").iter();
+    let last = match (ids.next(), ids.next()) {
+        (None, _) => None,
+        (Some(id), None) => {
+            let digits = id.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            let id: Option<i64> = digits.and_then(|text| text.parse().ok());
+            let wrong = || Problem::new("invalid-request", "Last-Event-ID: expected the id of an event");
+            Some(id.ok_or_else(wrong)?)
+        }
+        (Some(_), Some(_)) => return Err(Problem::new("invalid-request", "Last-Event-ID: sent twice")),
+    };
     let (oldest, newest) = call.app.store.read(views::event_range).await?;
     let start = last.unwrap_or(newest);
     let (sender, body) = reply::pieces(4);

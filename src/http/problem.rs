@@ -151,9 +151,16 @@ impl Problem {
             Retry::NewKey => "new-key",
             Retry::Never => "never",
         };
+        // What was sent may be told back, but not what a terminal obeys: JSON escapes the first 32 only.
+        let detail: String = self
+            .0
+            .detail
+            .chars()
+            .map(|c| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c })
+            .collect();
         let mut body = json!({
             "type": format!("urn:mediator:problem:{code}"), "title": title, "status": status, "code": code,
-            "detail": self.0.detail, "request_id": request_id, "path": self.0.path, "retry": retry,
+            "detail": detail, "request_id": request_id, "path": self.0.path, "retry": retry,
         });
         for (name, value) in self.0.more {
             body[name] = value;

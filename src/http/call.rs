@@ -62,8 +62,16 @@ impl Call {
     /// # Errors
     /// `too-large`, `invalid-request`.
     pub async fn json(&mut self) -> Result<Json, Problem> {
+        self.json_or("invalid-request").await
+    }
+
+    /// Reads a JSON body; `code` is for one that is there and is no JSON.
+    ///
+    /// # Errors
+    /// `too-large`, `invalid-request`, `code`.
+    pub async fn json_or(&mut self, code: &'static str) -> Result<Json, Problem> {
         let bytes = self.bytes(self.app.store.settings().max_body_bytes).await?;
-        json::parse(&bytes).map_err(|invalid| Problem::invalid("invalid-request", invalid))
+        json::parse(&bytes).map_err(|invalid| Problem::invalid(code, invalid))
     }
 
     /// Does `effect` in one write; with a key, once for all equal requests (I5).

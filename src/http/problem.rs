@@ -105,15 +105,6 @@ impl Problem {
         self
     }
 
-    /// Makes a problem with a body one with a contract: that is what the body was to be.
-    #[must_use]
-    pub fn of_contract(mut self) -> Self {
-        if self.0.code == "invalid-request" {
-            self.0.code = "invalid-contract";
-        }
-        self
-    }
-
     /// Makes the problem of a body that breaks the grammar; `code` tells whose grammar.
     pub fn invalid(code: &'static str, invalid: Invalid) -> Self {
         Self::new(code, invalid.what).at(invalid.path)

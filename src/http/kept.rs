@@ -174,7 +174,7 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
     };
     let (oldest, newest) = call.app.store.read(views::event_range).await?;
     let start = last.unwrap_or(newest);
-    let (sender, body) = reply::pieces(4);
+    let (sender, body) = reply::pieces(1);
     // What lies between is not kept any more, or is from another database: whoever resumes has to look anew.
     let reset = start > newest || (start > 0 && start + 1 < oldest);
     tokio::spawn(follow(call.app.clone(), sender, run, if reset { oldest.max(1) - 1 } else { start }, reset));
@@ -193,6 +193,8 @@ async fn follow(app: App, sender: mpsc::Sender<io::Result<Bytes>>, run: Option<R
     loop {
         let waiter = app.store.hub().wait_for(Topic::Events);
         let (own, at) = (run.clone(), At::of(app.store.clock()));
+        // One of these at a time: what many streams read must not keep others from reading.
+        let turn = app.streaming.acquire().await;
         let batch = match app.store.read(move |conn| views::events(conn, last, own.as_ref(), BATCH, at)).await {
             Ok(batch) => batch,
             Err(error) => {
@@ -200,6 +202,7 @@ async fn follow(app: App, sender: mpsc::Sender<io::Result<Bytes>>, run: Option<R
                 return;
             }
         };
+        drop(turn);
         if let Some(newest) = batch.last() {
             last = newest.id;
             let text: String = batch

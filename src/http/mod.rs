@@ -20,6 +20,7 @@ mod steps;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::CONNECTION;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::store::Store;
 use call::Call;
@@ -42,6 +43,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(4);
 pub struct App {
     store: Store,
     stop: watch::Receiver<bool>,
+    /// Held by the one event stream that reads.
+    streaming: Arc<Semaphore>,
 }
 
 impl App {
@@ -58,7 +61,7 @@ impl App {
 
 /// Serves `listener` until `stop` turns true; then answers what was taken, and returns.
 pub async fn serve(listener: TcpListener, store: Store, stop: watch::Receiver<bool>) {
-    let app = App { store, stop: stop.clone() };
+    let app = App { store, stop: stop.clone(), streaming: Arc::new(Semaphore::new(1)) };
     // Every connection holds a sender: when all are gone, all connections are.
     let (open, mut closed) = mpsc::channel::<()>(1);
     let mut stopping = stop.clone();

@@ -239,7 +239,7 @@ impl Query {
     ) -> Result<Option<T>, Problem> {
         let Some(text) = self.get(name) else { return Ok(None) };
         // A parser takes `+5` too.
-        let number = if text.starts_with('+') { None } else { text.parse().ok() };
+        let number: Option<T> = if text.starts_with('+') { None } else { text.parse().ok() };
         match number.filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => Err(Problem::new(
@@ -354,19 +354,22 @@ fn name_of(host: &str) -> &str {
 /// # Errors
 /// `forbidden`.
 pub fn check_origin(headers: &HeaderMap, allowed: &[String]) -> Result<(), Problem> {
-    let refused = |what: &str| Err(Problem::new("forbidden", format!("{what}: pages of others may not call the daemon")));
+    let refused = |header: &str| {
+        let detail = format!("{header}: pages of other origins may not call the daemon");
+        Err(Problem::new("forbidden", detail))
+    };
     for site in headers.get_all("sec-fetch-site") {
         if !matches!(site.as_bytes(), b"same-origin" | b"none") {
             return refused("Sec-Fetch-Site");
         }
     }
-    let port = headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", |host| port_of(host));
+    let port = headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", port_of);
     for origin in headers.get_all(ORIGIN) {
         let text = origin.to_str().unwrap_or("");
         let authority = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or("");
         let name = name_of(authority);
-        let fits = if is_loopback(name) { port_of(authority) == port } else { is_ours(name, allowed) };
-        if !fits {
+        let is_own = is_loopback(name) && port_of(authority) == port;
+        if !is_own && !allowed.iter().any(|own| own.eq_ignore_ascii_case(name)) {
             return refused("Origin");
         }
     }

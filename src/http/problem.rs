@@ -143,12 +143,8 @@ impl Problem {
             Retry::Never => "never",
         };
         // What was sent may be told back, but not what a terminal obeys: JSON escapes the first 32 only.
-        let detail: String = self
-            .0
-            .detail
-            .chars()
-            .map(|c| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c })
-            .collect();
+        let shown = |c: char| if c.is_control() && !"\n\t".contains(c) { char::REPLACEMENT_CHARACTER } else { c };
+        let detail: String = self.0.detail.chars().map(shown).collect();
         let mut body = json!({
             "type": format!("urn:mediator:problem:{code}"), "title": title, "status": status, "code": code,
             "detail": detail, "request_id": request_id, "path": self.0.path, "retry": retry,

@@ -178,6 +178,7 @@ impl From<Error> for Problem {
             Error::Disk(_) => {
                 ("unavailable", "the daemon's disk failed: whether this had an effect is not known until it is back")
             }
+            Error::Short(_) => ("unavailable", "too many files and connections are open: nothing was changed"),
             Error::Unusable(_) => ("unavailable", "the daemon's database cannot be used: nothing was changed"),
             Error::Stopping => return Self::new("unavailable", "the daemon is stopping"),
             Error::Broken(_) | Error::WakeFirst => ("internal", "a mistake of ours: the daemon's log tells more"),

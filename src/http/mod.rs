@@ -7,6 +7,7 @@
 mod asks;
 mod call;
 mod connection;
+mod framing;
 mod kept;
 mod nodes;
 mod outbox;

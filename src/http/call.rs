@@ -348,8 +348,8 @@ fn name_of(host: &str) -> &str {
 
 /// Refuses what a page of another origin makes a browser send, whatever it carries. Runs behind [`check_host`].
 ///
-/// An `Origin` must be a loopback name with the port under which the daemon is called, or one of `http.hosts` (whose port
-/// a proxy may have changed). That it equals `Host` proves nothing by itself: so it does after a name was rebound.
+/// An `Origin` must be a loopback name with the port under which the daemon is called, or one of `http.hosts` (whose
+/// port a proxy may have changed). That it equals `Host` proves nothing by itself: so it does after a name was rebound.
 ///
 /// # Errors
 /// `forbidden`.

@@ -2,8 +2,8 @@
 //!
 //! The parser drops a length that comes with a coding, and the second of two equal lengths, and takes a bare line feed
 //! for the end of a line. Whoever stands before the daemon may read the same bytes differently, and then a part of one
-//! client's request is another's. The parser tells nothing of these, so they are looked for in the bytes on their way to
-//! it. What is refused is overwritten, and the parser does the rest: it answers 400, and ends the connection.
+//! client's request is another's. The parser tells nothing of these, so they are looked for in the bytes on their way
+//! to it. What is refused is overwritten, and the parser does the rest: it answers 400, and ends the connection.
 
 use std::mem::take;
 

@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance test crash crash-demo soak check clean
+.PHONY: help build demo retry-demo conformance hostile test crash crash-demo soak check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -21,6 +21,10 @@ retry-demo: ## what becomes of a request that is sent again, with counts (10 s)
 conformance: ## check what is promised about idempotency keys, route by route, on daemons of its own (20 s)
 	$(CARGO) build --locked
 	@scripts/conformance --serve target/debug/mediator
+
+hostile: ## send daemons of its own 1,600 hostile requests while others are served (docs/hostile.md, 45 s)
+	$(CARGO) build --locked
+	@scripts/hostile --quiet --serve target/debug/mediator
 
 test: ## run the tests: plain `cargo test`, nothing else is needed
 	$(CARGO) test --locked

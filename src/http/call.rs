@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, Uri, header};
 
 use super::App;
@@ -62,8 +62,16 @@ impl Call {
     /// # Errors
     /// `too-large`, `invalid-request`.
     pub async fn json(&mut self) -> Result<Json, Problem> {
+        self.json_or("invalid-request").await
+    }
+
+    /// Reads a JSON body; `code` is for one that is there and is no JSON.
+    ///
+    /// # Errors
+    /// `too-large`, `invalid-request`, `code`.
+    pub async fn json_or(&mut self, code: &'static str) -> Result<Json, Problem> {
         let bytes = self.bytes(self.app.store.settings().max_body_bytes).await?;
-        json::parse(&bytes).map_err(|invalid| Problem::invalid("invalid-request", invalid))
+        json::parse(&bytes).map_err(|invalid| Problem::invalid(code, invalid))
     }
 
     /// Does `effect` in one write; with a key, once for all equal requests (I5).
@@ -136,7 +144,9 @@ impl Call {
     /// `not-found` for what is no number.
     pub fn seq(&self) -> Result<i64, Problem> {
         let text = &self.params[1];
-        let seq = text.parse().ok().filter(|seq| (1..=500).contains(seq));
+        // One address for one step: neither `+1` nor `01`.
+        let is_plain = !text.starts_with(['+', '0']);
+        let seq = text.parse().ok().filter(|seq| is_plain && (1..=500).contains(seq));
         seq.ok_or_else(|| Problem::new("not-found", format!("there is no step {text} in run {}", self.params[0])))
     }
 }
@@ -228,7 +238,9 @@ impl Query {
         range: std::ops::RangeInclusive<T>,
     ) -> Result<Option<T>, Problem> {
         let Some(text) = self.get(name) else { return Ok(None) };
-        match text.parse().ok().filter(|number| range.contains(number)) {
+        // A parser takes `+5` too.
+        let number: Option<T> = if text.starts_with('+') { None } else { text.parse().ok() };
+        match number.filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => Err(Problem::new(
                 "invalid-request",
@@ -299,11 +311,7 @@ pub fn check_host(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<
     let header = first.and_then(|host| host.to_str().ok()).map(name_of);
     // A target in absolute form names a host of its own, which other programs would believe instead.
     let target = uri.authority().map(|authority| name_of(authority.as_str()));
-    let fits = |name: &str| {
-        let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let loopback = name == "localhost" || name.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback());
-        loopback || name == "[::1]" || allowed.iter().any(|own| own.eq_ignore_ascii_case(&name))
-    };
+    let fits = |name: &str| is_ours(name, allowed);
     match (header, target) {
         (Some(name), target) if fits(name) && target.is_none_or(fits) => Ok(()),
         _ => {
@@ -315,9 +323,19 @@ pub fn check_host(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<
     }
 }
 
+/// Says whether this is a loopback name, or one of `http.hosts`. A user before it is no part of a name: others would
+/// take what stands there for the host.
+fn is_ours(name: &str, allowed: &[String]) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    is_loopback(&name) || allowed.iter().any(|own| own.eq_ignore_ascii_case(&name))
+}
+
+fn is_loopback(name: &str) -> bool {
+    name == "localhost" || name == "[::1]" || name.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// Cuts the port off.
-fn name_of(authority: &str) -> &str {
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port))
             if port.bytes().all(|b| b.is_ascii_digit()) && (!name.contains(':') || name.ends_with(']')) =>
@@ -326,6 +344,41 @@ fn name_of(authority: &str) -> &str {
         }
         _ => host,
     }
+}
+
+/// Refuses what a page of another origin makes a browser send, whatever it carries. Runs behind [`check_host`].
+///
+/// An `Origin` must be a loopback name with the port under which the daemon is called, or one of `http.hosts` (whose
+/// port a proxy may have changed). That it equals `Host` proves nothing by itself: so it does after a name was rebound.
+///
+/// # Errors
+/// `forbidden`.
+pub fn check_origin(headers: &HeaderMap, allowed: &[String]) -> Result<(), Problem> {
+    let refused = |header: &str| {
+        let detail = format!("{header}: pages of other origins may not call the daemon");
+        Err(Problem::new("forbidden", detail))
+    };
+    for site in headers.get_all("sec-fetch-site") {
+        if !matches!(site.as_bytes(), b"same-origin" | b"none") {
+            return refused("Sec-Fetch-Site");
+        }
+    }
+    let port = headers.get(HOST).and_then(|host| host.to_str().ok()).map_or("", port_of);
+    for origin in headers.get_all(ORIGIN) {
+        let text = origin.to_str().unwrap_or("");
+        let authority = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).unwrap_or("");
+        let name = name_of(authority);
+        let is_own = is_loopback(name) && port_of(authority) == port;
+        if !is_own && !allowed.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+            return refused("Origin");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the port, empty if there is none.
+fn port_of(authority: &str) -> &str {
+    authority[name_of(authority).len()..].trim_start_matches(':')
 }
 
 /// Finds out who calls.
@@ -352,6 +405,19 @@ pub fn check_token(app: &App, headers: &HeaderMap) -> Result<Principal, Problem>
     })
 }
 
+/// Refuses codings of a body that others could read differently: it comes as it is, or `chunked`, said once.
+///
+/// # Errors
+/// `invalid-request`.
+pub fn check_coding(headers: &HeaderMap) -> Result<(), Problem> {
+    let mut lines = headers.get_all(TRANSFER_ENCODING).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(Problem::new("invalid-request", "Transfer-Encoding: expected `chunked`, once, or no such header")),
+    }
+}
+
 /// Checks the announced size and the type of a JSON body, before any of it is read.
 ///
 /// # Errors
@@ -361,7 +427,8 @@ pub fn check_json(headers: &HeaderMap, body: &Incoming, most: usize) -> Result<(
     if announced.or(body.size_hint().exact()).is_some_and(|length| length > most as u64) {
         return Err(too_large(most as u64));
     }
-    if let Some(content_type) = headers.get(CONTENT_TYPE) {
+    // Each of them, if there are several: which one counts would be a guess.
+    for content_type in headers.get_all(CONTENT_TYPE) {
         let essence = content_type.to_str().unwrap_or("").split(';').next().unwrap_or("").trim();
         if !essence.eq_ignore_ascii_case("application/json") {
             return Err(Problem::new("unsupported-media-type", "the body must be `application/json`"));
@@ -410,10 +477,10 @@ fn is_key_byte(byte: u8) -> bool {
 /// # Errors
 /// `unsupported-media-type`.
 pub fn check_encoding(headers: &HeaderMap) -> Result<(), Problem> {
-    match headers.get(header::CONTENT_ENCODING) {
-        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(Problem::new("unsupported-media-type", "the body must not be encoded"))
-        }
-        _ => Ok(()),
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    if encodings.all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        Ok(())
+    } else {
+        Err(Problem::new("unsupported-media-type", "the body must not be encoded"))
     }
 }

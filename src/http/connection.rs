@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 
+use super::framing::Framing;
 use super::reply::Body;
 
 /// How long the whole head of a request may take, and how long a connection may be idle between two.
@@ -37,7 +38,7 @@ where
 {
     // Answers are small and somebody waits for each: none is held back to be sent with the next.
     let _ = stream.set_nodelay(true);
-    let io = TokioIo::new(Patient { stream, stuck: None });
+    let io = TokioIo::new(Patient { stream, stuck: None, framing: Framing::default() });
     let service = service_fn(|request| {
         let answer = answer(request);
         // Boxed, because the connection is moved apart once it has ended.
@@ -89,10 +90,12 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER_LIMIT, drain).await;
 }
 
-/// A stream whose peer may not leave a write waiting for longer than [`WRITE_LIMIT`].
+/// A stream whose peer may not leave a write waiting for longer than [`WRITE_LIMIT`], nor be unclear about where its
+/// requests end.
 struct Patient {
     stream: TcpStream,
     stuck: Option<Pin<Box<Sleep>>>,
+    framing: Framing,
 }
 
 impl Patient {
@@ -111,7 +114,10 @@ impl Patient {
 
 impl AsyncRead for Patient {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let known = buf.filled().len();
+        let poll = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.framing.check(&mut buf.filled_mut()[known..]);
+        poll
     }
 }
 

@@ -61,7 +61,7 @@ pub async fn write_artifact(mut call: Call) -> Result<Reply, Problem> {
 }
 
 fn inner_path(text: &str) -> Result<String, Problem> {
-    if is_inner_path(text) && !text.chars().any(char::is_control) && text.split('/').all(|part| part.len() <= 255) {
+    if is_inner_path(text) {
         Ok(text.to_owned())
     } else {
         Err(Problem::new("invalid-request", "an artifact's path is relative, without `.`, `..` or empty parts"))
@@ -161,15 +161,20 @@ pub async fn events(call: Call) -> Result<Reply, Problem> {
                 .ok_or_else(|| Problem::new("invalid-request", "query parameter `run`: expected the id of a run"))?,
         ),
     };
-    let last =
-        match call.headers.get("last-event-id").map(|value| value.to_str().ok().and_then(|text| text.parse().ok())) {
-            None => None,
-            Some(Some(id)) if id >= 0 => Some(id),
-            Some(_) => return Err(Problem::new("invalid-request", "Last-Event-ID: expected the id of an event")),
-        };
+    let mut ids = call.headers.get_all("last-event-id").iter();
+    let last = match (ids.next(), ids.next()) {
+        (None, _) => None,
+        (Some(id), None) => {
+            let digits = id.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            let id: Option<i64> = digits.and_then(|text| text.parse().ok());
+            let wrong = || Problem::new("invalid-request", "Last-Event-ID: expected the id of an event");
+            Some(id.ok_or_else(wrong)?)
+        }
+        (Some(_), Some(_)) => return Err(Problem::new("invalid-request", "Last-Event-ID: sent twice")),
+    };
     let (pruned, newest) = call.app.store.read(views::event_range).await?;
     let start = last.unwrap_or(newest);
-    let (sender, body) = reply::pieces(4);
+    let (sender, body) = reply::pieces(1);
     // What lies between is not kept any more, or is from another database: whoever resumes has to look anew.
     let reset = start > newest || (start > 0 && start < pruned);
     tokio::spawn(follow(call.app.clone(), sender, run, if reset { pruned } else { start }, reset));
@@ -188,6 +193,8 @@ async fn follow(app: App, sender: mpsc::Sender<io::Result<Bytes>>, run: Option<R
     loop {
         let waiter = app.store.hub().wait_for(Topic::Events);
         let (own, at) = (run.clone(), At::of(app.store.clock()));
+        // One of these at a time: what many streams read must not keep others from reading.
+        let turn = app.streaming.acquire().await;
         let batch = match app.store.read(move |conn| views::events(conn, last, own.as_ref(), BATCH, at)).await {
             Ok(batch) => batch,
             Err(error) => {
@@ -195,6 +202,7 @@ async fn follow(app: App, sender: mpsc::Sender<io::Result<Bytes>>, run: Option<R
                 return;
             }
         };
+        drop(turn);
         if let Some(newest) = batch.last() {
             last = newest.id;
             let text: String = batch

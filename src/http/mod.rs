@@ -7,6 +7,7 @@
 mod asks;
 mod call;
 mod connection;
+mod framing;
 mod kept;
 mod nodes;
 mod outbox;
@@ -20,6 +21,7 @@ mod steps;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::CONNECTION;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::store::Store;
 use call::Call;
@@ -42,6 +44,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(4);
 pub struct App {
     store: Store,
     stop: watch::Receiver<bool>,
+    /// Held by the one event stream that reads.
+    streaming: Arc<Semaphore>,
 }
 
 impl App {
@@ -58,7 +62,7 @@ impl App {
 
 /// Serves `listener` until `stop` turns true; then answers what was taken, and returns.
 pub async fn serve(listener: TcpListener, store: Store, stop: watch::Receiver<bool>) {
-    let app = App { store, stop: stop.clone() };
+    let app = App { store, stop: stop.clone(), streaming: Arc::new(Semaphore::new(1)) };
     // Every connection holds a sender: when all are gone, all connections are.
     let (open, mut closed) = mpsc::channel::<()>(1);
     let mut stopping = stop.clone();
@@ -123,7 +127,9 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
     let (head, body) = request.into_parts();
     let has_body = !hyper::body::Body::is_end_stream(&body);
     let early = |problem| (problem, has_body);
+    call::check_coding(&head.headers).map_err(early)?;
     call::check_host(&head.uri, &head.headers, &app.store.settings().hosts).map_err(early)?;
+    call::check_origin(&head.headers, &app.store.settings().hosts).map_err(early)?;
     let open = routes::is_open(head.uri.path());
     let caller = if open { routes::nobody() } else { call::check_token(&app, &head.headers).map_err(early)? };
     let (route, params) = routes::find(&head.method, head.uri.path()).map_err(early)?;

@@ -105,15 +105,6 @@ impl Problem {
         self
     }
 
-    /// Makes a problem with a body one with a contract: that is what the body was to be.
-    #[must_use]
-    pub fn of_contract(mut self) -> Self {
-        if self.0.code == "invalid-request" {
-            self.0.code = "invalid-contract";
-        }
-        self
-    }
-
     /// Makes the problem of a body that breaks the grammar; `code` tells whose grammar.
     pub fn invalid(code: &'static str, invalid: Invalid) -> Self {
         Self::new(code, invalid.what).at(invalid.path)
@@ -151,9 +142,12 @@ impl Problem {
             Retry::NewKey => "new-key",
             Retry::Never => "never",
         };
+        // What was sent may be told back, but not what a terminal obeys: JSON escapes the first 32 only.
+        let shown = |c: char| if c.is_control() && !"\n\t".contains(c) { char::REPLACEMENT_CHARACTER } else { c };
+        let detail: String = self.0.detail.chars().map(shown).collect();
         let mut body = json!({
             "type": format!("urn:mediator:problem:{code}"), "title": title, "status": status, "code": code,
-            "detail": self.0.detail, "request_id": request_id, "path": self.0.path, "retry": retry,
+            "detail": detail, "request_id": request_id, "path": self.0.path, "retry": retry,
         });
         for (name, value) in self.0.more {
             body[name] = value;
@@ -184,6 +178,7 @@ impl From<Error> for Problem {
             Error::Disk(_) => {
                 ("unavailable", "the daemon's disk failed: whether this had an effect is not known until it is back")
             }
+            Error::Short(_) => ("unavailable", "too many files and connections are open: nothing was changed"),
             Error::Unusable(_) => ("unavailable", "the daemon's database cannot be used: nothing was changed"),
             Error::Stopping => return Self::new("unavailable", "the daemon is stopping"),
             Error::Broken(_) | Error::WakeFirst => ("internal", "a mistake of ours: the daemon's log tells more"),

@@ -27,7 +27,7 @@ pub const MAX_WAIT: Duration = Duration::from_secs(60);
 pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
     call.query.only(&["dry_run"])?;
     let dry_run = call.query.flag("dry_run")?;
-    let body = call.json().await.map_err(|problem| problem.of_contract())?;
+    let body = call.json_or("invalid-contract").await?;
     let contract = Contract::parse(&body).map_err(|invalid| Problem::invalid("invalid-contract", invalid))?;
     if contract.priority > 0 && !call.caller.operator {
         let detail = "a priority above 0 is for operators";

@@ -41,8 +41,11 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
     if let Err(error) = synced {
         // Synced again, it would "succeed" without what was lost. The agent still has all of it: it sends it to the
         // next life of the daemon.
-        let error = file_error(&error);
-        return Err(store.fail(error).await.into());
+        return Err(match file_error(&error) {
+            // What could not be opened was not lost.
+            short @ Error::Short(_) => short.into(),
+            lost => store.fail(lost).await.into(),
+        });
     }
     let claim = match (&report.reporter, wants_claim, parsed.instance) {
         (_, false, _) => None,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rusqlite::{OptionalExtension as _, named_params};
 use sha2::{Digest as _, Sha256};
 
-use super::logs::LogKey;
+use super::logs::{LogKey, file_error};
 use super::tx::{About, Tx};
 use super::{Error, Folder, Refusal, Store, random_text, views};
 use crate::domain::ids::RunId;
@@ -70,7 +70,10 @@ impl Store {
                 // Renamed before the commit: a row never points to nothing. A file without a row is swept at the seal.
                 std::fs::rename(&received.path, folder.join(id.to_string()))
                     .and_then(|()| File::open(&*folder)?.sync_all())
-                    .map_err(|error| Error::Disk(format!("keeping an artifact: {error}")))?;
+                    .map_err(|error| match file_error(&error) {
+                        short @ Error::Short(_) => short,
+                        _ => Error::Disk(format!("keeping an artifact: {error}")),
+                    })?;
                 failpoint!("artifact.after_rename");
                 Ok(())
             })

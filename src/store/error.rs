@@ -16,6 +16,8 @@ pub enum Error {
     /// A sync or another call of the disk failed. Whether the change survives is unknown until the daemon is
     /// started again, which it does by itself.
     Disk(String),
+    /// The process has no descriptor left: nothing was changed, and nothing is lost.
+    Short(String),
     /// The database cannot be used as it is: read-only, not a database, damaged.
     Unusable(String),
     /// The daemon is stopping, or another has taken the folder over.
@@ -80,6 +82,7 @@ impl fmt::Display for Error {
             Self::Full => f.write_str("the disk is full"),
             Self::Busy => f.write_str("the database is locked by another program"),
             Self::Disk(what) => write!(f, "the disk failed: {what}"),
+            Self::Short(what) => write!(f, "too many files and connections are open: {what}"),
             Self::Unusable(what) => write!(f, "the database cannot be used: {what}"),
             Self::Stopping => f.write_str("the daemon is stopping"),
             Self::Broken(what) => write!(f, "the database is not as it should be: {what}"),

@@ -151,8 +151,13 @@ impl Logs {
     }
 }
 
-/// Sorts an error of a file: a full disk passes, everything else is the disk's failure.
+/// Sorts an error of a file: a full disk passes, and so does a lack of descriptors, which whoever opens connections can
+/// bring about; everything else is the disk's failure.
 pub fn file_error(error: &io::Error) -> super::Error {
+    use rustix::io::Errno;
+    if matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)) {
+        return super::Error::Short(format!("a file of a run: {error}"));
+    }
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => super::Error::Full,
         _ => super::Error::Disk(format!("a file of a run: {error}")),

@@ -188,6 +188,6 @@ impl Kind {
 pub fn is_inner_path(path: &str) -> bool {
     !path.is_empty()
         && path.len() <= 1024
-        && !path.contains('\\')
-        && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+        && !path.contains(|c: char| c == '\\' || c.is_control())
+        && path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255)
 }

@@ -18,7 +18,11 @@ pub struct EventView {
     pub data: Value,
 }
 
-/// Returns at most `limit` events behind `after`, of one run or of all.
+/// How many bytes of events are read at once, and one event more: each of many streams may have that much in memory.
+const BATCH_BYTES: usize = 16 << 10;
+
+/// Returns at most `limit` events behind `after`, of one run or of all; fewer if they are long, but at least one if
+/// there is one.
 pub fn events(conn: &Connection, after: i64, run: Option<&RunId>, limit: i64, at: At) -> Result<Vec<EventView>, Error> {
     let of_run = if run.is_some() { "run_id = :run AND" } else { "" };
     let mut statement = conn.prepare_cached(&format!(
@@ -28,9 +32,12 @@ pub fn events(conn: &Connection, after: i64, run: Option<&RunId>, limit: i64, at
         Some(run) => statement.query(named_params! { ":run": run.as_str(), ":after": after, ":limit": limit })?,
         None => statement.query(named_params! { ":after": after, ":limit": limit })?,
     };
-    let mut list = Vec::new();
-    while let Some(row) = rows.next()? {
+    let (mut list, mut bytes) = (Vec::new(), 0);
+    while bytes < BATCH_BYTES
+        && let Some(row) = rows.next()?
+    {
         let more: String = row.get(6)?;
+        bytes += more.len();
         let mut data: Value = serde_json::from_str(&more).unwrap_or_else(|_| json!({}));
         data["run_id"] = row.get::<_, Option<String>>(3)?.into();
         data["seq"] = row.get::<_, Option<i64>>(4)?.into();

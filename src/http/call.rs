@@ -11,6 +11,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, Uri, header};
+use tokio::time::Instant;
 
 use super::App;
 use super::problem::Problem;
@@ -23,6 +24,12 @@ use crate::store::{Error, Tx};
 
 /// How long a JSON body may take, and how long a long body may pause.
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
+
+/// The least that a body must come at after [`BODY_LIMIT`], in bytes a second from its beginning on.
+const LEAST_RATE: u64 = 1 << 10;
+
+/// The most that is kept in memory of all JSON bodies that are not whole yet.
+const BUFFERED_BYTES: usize = 64 << 20;
 
 /// A request that has passed the checks that need no body.
 pub struct Call {
@@ -50,6 +57,8 @@ pub struct Call {
 pub struct Body {
     incoming: Incoming,
     is_read: Arc<AtomicBool>,
+    began: Instant,
+    received: u64,
 }
 
 /// The parameters of a query, each once.
@@ -104,10 +113,12 @@ impl Call {
     async fn bytes(&mut self, most: usize) -> Result<Bytes, Problem> {
         let read = async {
             let mut whole = Vec::new();
+            let mut kept = Kept { app: self.app.clone(), bytes: 0 };
             while let Some(chunk) = self.body.next().await? {
                 if whole.len() + chunk.len() > most {
                     return Err(too_large(most as u64));
                 }
+                kept.more(chunk.len())?;
                 whole.extend_from_slice(&chunk);
             }
             Ok(Bytes::from(whole))
@@ -155,25 +166,53 @@ impl Body {
     /// Takes a body; the flag turns true when it has been read to its end.
     pub fn new(incoming: Incoming) -> (Self, Arc<AtomicBool>) {
         let is_read = Arc::new(AtomicBool::new(incoming.is_end_stream()));
-        (Self { incoming, is_read: Arc::clone(&is_read) }, is_read)
+        let body = Self { incoming, is_read: Arc::clone(&is_read), began: Instant::now(), received: 0 };
+        (body, is_read)
     }
 
     /// Waits for the next piece; `None` at the end.
     ///
     /// # Errors
-    /// `invalid-request` when it breaks off, is malformed, or pauses for longer than [`BODY_LIMIT`].
+    /// `invalid-request` when it breaks off, is malformed, pauses for longer than [`BODY_LIMIT`], or comes more slowly
+    /// than [`LEAST_RATE`].
     pub async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        let owed = Duration::from_secs(self.received / LEAST_RATE);
+        let until = self.began + BODY_LIMIT + owed;
         let next = async {
             while let Some(frame) = self.incoming.frame().await {
                 let broke = |error| Problem::new("invalid-request", format!("the body broke off: {error}"));
                 if let Ok(data) = frame.map_err(broke)?.into_data() {
+                    self.received += data.len() as u64;
                     return Ok(Some(data));
                 }
             }
             self.is_read.store(true, Ordering::Relaxed);
             Ok(None)
         };
-        tokio::time::timeout(BODY_LIMIT, next).await.unwrap_or_else(|_| Err(too_slow()))
+        let until = until.min(Instant::now() + BODY_LIMIT);
+        tokio::time::timeout_at(until, next).await.unwrap_or_else(|_| Err(too_slow()))
+    }
+}
+
+/// What is kept in memory of a body that is not whole yet.
+struct Kept {
+    app: App,
+    bytes: usize,
+}
+
+impl Kept {
+    fn more(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.bytes += bytes;
+        if self.app.buffered.fetch_add(bytes, Ordering::Relaxed) + bytes > BUFFERED_BYTES {
+            return Err(Problem::new("unavailable", "too many requests are on their way: nothing was changed"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.app.buffered.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -10,17 +10,20 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
+use super::door::Place;
 use super::framing::Framing;
 use super::reply::Body;
 
-/// How long the whole head of a request may take, and how long a connection may be idle between two.
-const HEAD_LIMIT: Duration = Duration::from_secs(30);
+/// How long the whole head of a request may take, from its first byte, or for the first of a connection from its opening.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// How long a connection may be idle between two requests.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// The longest head, in bytes and in lines.
 const HEAD_BYTES: usize = 16 << 10;
 const HEAD_LINES: usize = 64;
@@ -30,23 +33,25 @@ const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const LINGER_LIMIT: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 8 << 20;
 
-/// Serves one connection until it ends, or the daemon stops and its request is answered.
-pub async fn serve<F, A>(stream: TcpStream, mut stop: watch::Receiver<bool>, answer: F)
+/// Serves one connection until it ends, has to give its place to another, or the daemon stops and its request is
+/// answered.
+pub async fn serve<F, A>(stream: TcpStream, place: Place, mut stop: watch::Receiver<bool>, answer: F)
 where
     F: Fn(Request<Incoming>) -> A,
     A: Future<Output = Response<Body>>,
 {
     // Answers are small and somebody waits for each: none is held back to be sent with the next.
     let _ = stream.set_nodelay(true);
-    let io = TokioIo::new(Patient { stream, stuck: None, framing: Framing::default() });
+    let io = TokioIo::new(Patient::new(stream, place.share()));
     let service = service_fn(|request| {
+        let busy = place.answer();
         let answer = answer(request);
         // Boxed, because the connection is moved apart once it has ended.
-        Box::pin(async move { Ok::<_, std::convert::Infallible>(answer.await) })
+        Box::pin(async move { Ok::<_, std::convert::Infallible>(answer.await.map(|body| body.keeping(busy))) })
     });
     let mut connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_LIMIT)
+        // Its one limit would be the same for a head and for the pause before it: see [`Patient`].
+        .header_read_timeout(None)
         .max_header_size(HEAD_BYTES)
         .max_headers(HEAD_LINES)
         .max_buf_size(64 << 10)
@@ -60,6 +65,10 @@ where
                     return;
                 }
                 break;
+            }
+            () = place.shed() => {
+                log::debug!("an idle connection gives its place to another");
+                return;
             }
             _ = stop.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
@@ -90,15 +99,52 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER_LIMIT, drain).await;
 }
 
-/// A stream whose peer may not leave a write waiting for longer than [`WRITE_LIMIT`], nor be unclear about where its
-/// requests end.
+/// A stream whose peer may not leave a write waiting for longer than [`WRITE_LIMIT`], nor a head for longer than
+/// [`HEAD_LIMIT`], nor be unclear about where its requests end.
 struct Patient {
     stream: TcpStream,
+    place: Place,
     stuck: Option<Pin<Box<Sleep>>>,
+    /// When a head must be there.
+    head: Pin<Box<Sleep>>,
+    /// Since when the connection is idle, as it was last seen.
+    idle_since: Option<Instant>,
+    /// Since when the head is on its way: from the opening of the connection for the first, else from its first byte.
+    head_since: Option<Instant>,
     framing: Framing,
 }
 
 impl Patient {
+    fn new(stream: TcpStream, place: Place) -> Self {
+        let now = Instant::now();
+        let head = Box::pin(tokio::time::sleep_until(now + HEAD_LIMIT));
+        let idle_since = place.idle_since();
+        Self { stream, place, stuck: None, head, idle_since, head_since: Some(now), framing: Framing::default() }
+    }
+
+    /// Notes whether the connection is idle, and when the head that it waits for begins to come.
+    fn note(&mut self, is_more: bool) {
+        let idle_since = self.place.idle_since();
+        if idle_since != self.idle_since {
+            self.idle_since = idle_since;
+            // It may have come in part with the end of the request before.
+            self.head_since = idle_since.filter(|_| self.framing.is_in_head());
+        }
+        if is_more && idle_since.is_some() && self.head_since.is_none() {
+            self.head_since = Some(Instant::now());
+        }
+    }
+
+    /// Says whether the head that is waited for is overdue, and has itself asked again when it would be.
+    fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(idle_since) = self.idle_since else { return false };
+        let until = self.head_since.map_or(idle_since + IDLE_LIMIT, |since| since + HEAD_LIMIT);
+        if self.head.deadline() != until {
+            self.head.as_mut().reset(until);
+        }
+        self.head.as_mut().poll(cx).is_ready()
+    }
+
     fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.stuck = None;
@@ -114,9 +160,19 @@ impl Patient {
 
 impl AsyncRead for Patient {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.framing.is_cut() {
+            // The end of what is read.
+            return Poll::Ready(Ok(()));
+        }
         let known = buf.filled().len();
         let poll = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.framing.check(&mut buf.filled_mut()[known..]);
+        let is_more = buf.filled().len() > known;
+        let good = self.framing.check(&mut buf.filled_mut()[known..]);
+        buf.set_filled(known + good);
+        self.note(is_more);
+        if poll.is_pending() && self.is_overdue(cx) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "no request came in time")));
+        }
         poll
     }
 }

@@ -7,6 +7,7 @@
 mod asks;
 mod call;
 mod connection;
+mod door;
 mod framing;
 mod kept;
 mod nodes;
@@ -22,6 +23,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::store::Store;
 use call::Call;
+use door::Door;
 use problem::Problem;
 use reply::Reply;
 
@@ -46,6 +49,8 @@ pub struct App {
     stop: watch::Receiver<bool>,
     /// Held by the one event stream that reads.
     streaming: Arc<Semaphore>,
+    /// Bytes in memory of JSON bodies that are not whole yet.
+    buffered: Arc<AtomicUsize>,
 }
 
 impl App {
@@ -62,26 +67,36 @@ impl App {
 
 /// Serves `listener` until `stop` turns true; then answers what was taken, and returns.
 pub async fn serve(listener: TcpListener, store: Store, stop: watch::Receiver<bool>) {
-    let app = App { store, stop: stop.clone(), streaming: Arc::new(Semaphore::new(1)) };
+    let app = App { store, stop: stop.clone(), streaming: Arc::new(Semaphore::new(1)), buffered: Arc::default() };
     // Every connection holds a sender: when all are gone, all connections are.
     let (open, mut closed) = mpsc::channel::<()>(1);
     let mut stopping = stop.clone();
+    let door = Door::new();
+    let mut is_failing = false;
     loop {
+        let accept = async {
+            door.opens().await;
+            listener.accept().await
+        };
         let stream = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = accept => accepted,
             _ = stopping.wait_for(|stop| *stop) => break,
         };
         match stream {
             Ok((stream, peer)) => {
-                let (app, stop, open) = (app.clone(), stop.clone(), open.clone());
+                is_failing = false;
+                let (app, place, stop, open) = (app.clone(), door.enter(), stop.clone(), open.clone());
                 tokio::spawn(async move {
-                    connection::serve(stream, stop, |request| answer(app.clone(), peer, request)).await;
+                    connection::serve(stream, place, stop, |request| answer(app.clone(), peer, request)).await;
                     drop(open);
                 });
             }
             Err(error) => {
                 // Out of descriptors, most likely: the others are served meanwhile, and some will end.
-                log::warn!("cannot accept a connection cause={error}");
+                if !is_failing {
+                    log::warn!("cannot accept a connection cause={error}");
+                }
+                is_failing = true;
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

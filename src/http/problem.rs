@@ -1,6 +1,6 @@
 //! Problems (RFC 9457): the one shape of an error, and the one place that knows the status of each code.
 
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::{Map, Value, json};
 
 use super::reply::{self, Reply};
@@ -127,6 +127,9 @@ impl Problem {
         let headers = reply.headers_mut();
         if matches!(status, 429 | 503 | 507) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if status == 401 {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"mediator\""));
         }
         if let Some(allow) = allow {
             headers.insert(ALLOW, allow);

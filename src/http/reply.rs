@@ -13,16 +13,50 @@ use hyper::{Response, StatusCode};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::door::Busy;
 use crate::store::request::{Answer, Kept};
 
 /// A body: whole, or as it comes.
-pub type Body = UnsyncBoxBody<Bytes, io::Error>;
+pub struct Body {
+    inner: UnsyncBoxBody<Bytes, io::Error>,
+    /// Held until the body was handed over.
+    _busy: Option<Busy>,
+}
+
+impl Body {
+    fn of(body: impl hyper::body::Body<Data = Bytes, Error = io::Error> + Send + 'static) -> Self {
+        Self { inner: body.boxed_unsync(), _busy: None }
+    }
+
+    /// Keeps its connection busy until it was handed over.
+    pub fn keeping(self, busy: Busy) -> Self {
+        Self { _busy: Some(busy), ..self }
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.inner.size_hint()
+    }
+}
+
 /// An answer.
 pub type Reply = Response<Body>;
 
 /// Makes a whole body.
-pub fn full(bytes: impl Into<Bytes>) -> impl hyper::body::Body<Data = Bytes, Error = io::Error> + Send + 'static {
-    Full::new(bytes.into()).map_err(|never| match never {})
+fn full(bytes: impl Into<Bytes>) -> Body {
+    Body::of(Full::new(bytes.into()).map_err(|never| match never {}))
 }
 
 /// A body that comes piece by piece, as fast as the client reads, and the end that feeds it. An error cuts it off: nobody
@@ -32,7 +66,7 @@ pub fn full(bytes: impl Into<Bytes>) -> impl hyper::body::Body<Data = Bytes, Err
 /// can be overtaken by the end.)
 pub fn pieces(waiting: usize) -> (mpsc::Sender<io::Result<Bytes>>, Body) {
     let (sender, receiver) = mpsc::channel(waiting);
-    (sender, Pieces(receiver).boxed_unsync())
+    (sender, Body::of(Pieces(receiver)))
 }
 
 struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
@@ -61,7 +95,7 @@ pub fn kept(status: StatusCode, value: &impl Serialize, location: Option<String>
 
 /// Makes an answer of one that may have been kept.
 pub fn of(answer: Answer, kept: Option<Kept>, is_replay: bool) -> Reply {
-    let mut reply = Response::new(full(answer.body).boxed_unsync());
+    let mut reply = Response::new(full(answer.body));
     *reply.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let headers = reply.headers_mut();
     for (name, value) in answer.headers {
@@ -80,7 +114,7 @@ pub fn of(answer: Answer, kept: Option<Kept>, is_replay: bool) -> Reply {
 
 /// Makes an answer of some type.
 pub fn bytes(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(full(body).boxed_unsync());
+    let mut reply = Response::new(full(body));
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply
@@ -88,7 +122,7 @@ pub fn bytes(status: StatusCode, content_type: &'static str, body: impl Into<Byt
 
 /// Makes an answer without a body.
 pub fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(full(Bytes::new()).boxed_unsync());
+    let mut reply = Response::new(full(Bytes::new()));
     *reply.status_mut() = status;
     reply
 }

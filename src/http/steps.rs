@@ -199,14 +199,15 @@ pub async fn read_log(call: Call) -> Result<Reply, Problem> {
 
 /// Sends `length` bytes of a file from `offset` on, as fast as the client reads.
 pub fn stream(mut file: tokio::fs::File, offset: u64, length: u64) -> Reply {
-    let (sender, body) = reply::pieces(2);
+    // Each of many who do not read has this much in memory.
+    let (sender, body) = reply::pieces(1);
     tokio::spawn(async move {
         if let Err(error) = file.seek(SeekFrom::Start(offset)).await {
             let _ = sender.send(Err(error)).await;
             return;
         }
         let mut left = file.take(length);
-        let mut buffer = vec![0; 64 << 10];
+        let mut buffer = vec![0; 16 << 10];
         loop {
             match left.read(&mut buffer).await {
                 Ok(0) => return,

@@ -41,6 +41,7 @@ impl Store {
     /// The file system's.
     pub fn receive(&self, run: &RunId) -> io::Result<Incoming> {
         let folder = artifacts_folder(self.folder(), run);
+        self.folder().has_no_links(&folder.join("new"))?;
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let path = folder.join(format!("new-{}", random_text(16)));
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;

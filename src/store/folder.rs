@@ -113,6 +113,24 @@ impl Folder {
         self.path.join("records")
     }
 
+    /// Refuses a path in the folder that leads through a link, or anything else that is no folder: nothing of ours does,
+    /// and it could lead anywhere.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotADirectory`].
+    pub(super) fn has_no_links(&self, path: &Path) -> io::Result<()> {
+        for folder in path.ancestors().skip(1).take_while(|folder| *folder != self.path) {
+            match std::fs::symlink_metadata(folder) {
+                Ok(meta) if !meta.is_dir() => {
+                    let what = format!("{} is a link, or no folder", folder.display());
+                    return Err(io::Error::new(io::ErrorKind::NotADirectory, what));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the name of the file system, and how many bytes are free on it.
     ///
     /// # Errors

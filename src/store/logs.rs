@@ -63,6 +63,7 @@ impl Logs {
         let at = usize::try_from(hasher.finish() % self.locks.len() as u64).expect("below 16");
         let _guard = self.locks[at].lock().expect("no holder panics");
         let path = self.path(key);
+        self.folder.has_no_links(&path)?;
         let open = || {
             let mut options = OpenOptions::new();
             options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(NOFOLLOW);
@@ -109,6 +110,7 @@ impl Logs {
         // The sealed one first: a piece that came too late may have begun another where the working one was (I9). Looked
         // for on both sides of a seal that may be going on, and once more where it began.
         for path in [&sealed, &working, &sealed] {
+            self.folder.has_no_links(path)?;
             match open_plain(path) {
                 Ok(file) => {
                     let size = file.metadata()?.len();
@@ -127,6 +129,7 @@ impl Logs {
     /// The file system's.
     pub fn sync(&self, key: &LogKey) -> io::Result<()> {
         let path = self.path(key);
+        self.folder.has_no_links(&path)?;
         failpoint!("log.before_sync");
         match open_plain(&path) {
             Ok(file) => {
@@ -155,6 +158,10 @@ impl Logs {
 /// bring about; everything else is the disk's failure.
 pub fn file_error(error: &io::Error) -> super::Error {
     use rustix::io::Errno;
+    // Something that is not ours stands in the place of a file or a folder: that is no failure of the disk.
+    if error.kind() == ErrorKind::NotADirectory || Errno::from_io_error(error) == Some(Errno::LOOP) {
+        return super::Error::Broken(format!("a file of a run: {error}"));
+    }
     if matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)) {
         return super::Error::Short(format!("a file of a run: {error}"));
     }

@@ -236,6 +236,8 @@ impl Draft {
         self.put("contract.json", content.contract.as_bytes())?;
         self.put("events.json", pretty(&Value::Array(content.events.clone())).as_bytes())?;
         let logs = folder.run(run).join("logs");
+        folder.has_no_links(&logs.join("1"))?;
+        folder.has_no_links(&artifacts_folder(folder, run).join("1"))?;
         for name in file_names(&logs)? {
             self.put(&format!("logs/{name}"), open_plain(&logs.join(&name))?)?;
         }
@@ -307,6 +309,7 @@ fn sync_tree(folder: &Path) -> io::Result<()> {
 /// The file system's; a link or anything else that is not a plain file is an error.
 pub fn files(folder: &Folder, run: &RunId) -> io::Result<Vec<String>> {
     let mut paths = Vec::new();
+    folder.has_no_links(&folder.records().join(run.as_str()).join("manifest.json"))?;
     collect(&folder.records().join(run.as_str()), "", &mut paths)?;
     paths.sort();
     Ok(paths)
@@ -358,6 +361,8 @@ pub fn open_artifact(folder: &Folder, run: &RunId, artifact: &views::ArtifactVie
     let working = || open_plain(&artifacts_folder(folder, run).join(artifact.id.to_string()));
     let sealed = folder.records().join(run.as_str());
     let sealed = sealed.join(format!("artifacts/{}-{}", artifact.seq, artifact.attempt)).join(&artifact.path);
+    folder.has_no_links(&sealed)?;
+    folder.has_no_links(&artifacts_folder(folder, run).join("1"))?;
     // Looked for on both sides of a seal that may be going on, and once more where it began.
     working().or_else(|_| open_plain(&sealed)).or_else(|_| working())
 }

@@ -450,3 +450,37 @@ fn whoever_asks_at_once_gets_the_same_record() {
     unpack(&answers[0]);
     assert!(answers.iter().all(|answer| answer.bytes == answers[0].bytes));
 }
+
+/// What somebody planted in the place of a run's folder, or of a log, is not followed, and is no failure of the disk.
+#[test]
+fn planted_links_are_not_followed_and_end_nothing() {
+    let lab = Lab::new();
+    lab.advert("b1", "b1-1", &["board"]);
+    let outside = tempfile::tempdir().expect("there is room");
+    let run = lab.placed(&one_step());
+    let work = lab.claimed("b1");
+    std::fs::create_dir_all(lab.dir.path().join("runs")).expect("there is room");
+    symlink(outside.path(), lab.dir.path().join("runs").join(&run)).expect("a link");
+    let nonce = work["lease"]["nonce"].as_str().expect("a nonce");
+    let log = format!("/v1/runs/{run}/steps/1/log?nonce={nonce}&attempt=1&offset=0");
+    lab.put(&log, "some output").problem(500, "internal");
+    let file = format!("/v1/runs/{run}/steps/1/artifacts/a?nonce={nonce}&attempt=1");
+    lab.put(&file, "some bytes").problem(500, "internal");
+    lab.get(&format!("/v1/runs/{run}/steps/1/log")).problem(500, "internal");
+    assert_eq!(fs::read_dir(outside.path()).expect("a folder").count(), 0);
+    // A link in the place of the log itself.
+    fs::remove_file(lab.dir.path().join("runs").join(&run)).expect("it goes");
+    let logs = lab.dir.path().join("runs").join(&run).join("logs");
+    fs::create_dir_all(&logs).expect("there is room");
+    let target = outside.path().join("target");
+    fs::write(&target, "as it was").expect("there is room");
+    symlink(&target, logs.join("1-1.log")).expect("a link");
+    lab.put(&log, "some output").problem(500, "internal");
+    lab.report("b1", &work, json!({"exit_code": 0})).problem(500, "internal");
+    assert_eq!(fs::read_to_string(&target).expect("a file"), "as it was");
+    // The daemon is well, and once the link is gone so is the run.
+    fs::remove_file(logs.join("1-1.log")).expect("it goes");
+    lab.put(&log, "some output").expect(204);
+    lab.report("b1", &work, json!({"exit_code": 0})).expect(200);
+    assert_eq!(lab.get(&format!("/v1/runs/{run}/record")).status, 200);
+}

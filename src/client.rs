@@ -189,11 +189,6 @@ impl Client {
         Self { key: Some(key.to_owned()), ..self.clone() }
     }
 
-    /// Says whether `other` speaks to the same address with the same token.
-    pub fn is_same(&self, other: &Self) -> bool {
-        self.base == other.base && self.token == other.token
-    }
-
     /// Returns the daemon's address.
     pub fn url(&self) -> &str {
         &self.base

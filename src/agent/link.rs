@@ -88,12 +88,10 @@ impl Link {
             self.unauthorized.store(false, Ordering::Relaxed);
             return;
         }
-        // A daemon that was started again may have another port, and made its token anew.
+        // A daemon that was started again may have another port, and made its token anew. Also without that the client
+        // is a new one: of the connections that the old one keeps, each that is dead would cost an advert's limit.
         if let Ok(client) = find(self.url.as_deref(), self.token.as_ref(), &self.data) {
-            let mut current = self.client.lock().expect("no holder panics");
-            if !current.is_same(&client) {
-                *current = client;
-            }
+            *self.client.lock().expect("no holder panics") = client;
         }
     }
 }
@@ -160,6 +158,11 @@ impl Pause {
         self.0 += 1;
         let jitter = getrandom::u32().unwrap_or(0) % (base / 4);
         tokio::time::sleep(Duration::from_millis(u64::from(base + jitter))).await;
+    }
+
+    /// The same, but no longer than `most`.
+    pub async fn wait_at_most(&mut self, most: Duration) {
+        let _ = tokio::time::timeout(most, self.wait()).await;
     }
 
     /// Starts again with short pauses.

@@ -54,6 +54,8 @@ pub struct Node {
     pub phase: watch::Receiver<Phase>,
     /// The lease last received.
     pub lease: watch::Sender<Option<Authority>>,
+    /// The nonce of the lease that the last advert was answered with. Told of new ones alone.
+    told: watch::Sender<Option<String>>,
     /// Whether the daemon refused the node for good.
     refused: watch::Sender<bool>,
     /// How many adverts were accepted.
@@ -95,6 +97,7 @@ impl Node {
             instance: instance.iter().map(|byte| format!("{byte:02x}")).collect(),
             phase,
             lease: watch::Sender::new(None),
+            told: watch::Sender::new(None),
             refused: watch::Sender::new(false),
             adverts: watch::Sender::new(0),
             advert_now: Notify::new(),
@@ -182,11 +185,15 @@ impl Node {
             () = &mut closing => return None,
         }
         let mut pause = Pause::default();
+        let mut told = self.told.subscribe();
         while self.may_claim() {
             let sent_at = boottime_ms();
             let answer = tokio::select! {
                 biased;
                 answer = self.ask(&Value::Null, CLAIM_WAIT_SECONDS, CLAIM_LIMIT) => answer,
+                // A run has the node, and the parked claim may wait for its step on a connection that died without a
+                // word. What the lost answer gave is given again.
+                _ = told.changed() => continue,
                 () = &mut closing => return self.last_claim().await,
             };
             match self.granted(answer, sent_at) {
@@ -324,7 +331,8 @@ impl Node {
                     if !matches!(error, Error::Unreachable { .. }) {
                         debug!("advertising node={}: {error}", config.id);
                     }
-                    pause.wait().await;
+                    // With a short lease a long pause could be all that is left of it when the line is whole again.
+                    pause.wait_at_most(limit / 4).await;
                 }
             }
         }
@@ -334,6 +342,12 @@ impl Node {
     fn hear(&self, adverted: &Adverted, sent_at: Ms) {
         self.lease.send_if_modified(|held| held.as_mut().is_some_and(|held| held.hear(&adverted.leases, sent_at)));
         self.adverts.send_modify(|count| *count += 1);
+        let nonce = adverted.leases.first().map(|lease| lease.nonce.clone());
+        self.told.send_if_modified(|told| {
+            let is_new = nonce.is_some() && *told != nonce;
+            *told = nonce;
+            is_new
+        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash as _, Hasher as _};
 use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::Folder;
@@ -142,14 +142,24 @@ impl Logs {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         }
-        // The name is durable only once the folders above it are.
+        self.sync_names(&path)?;
+        failpoint!("log.after_sync");
+        Ok(())
+    }
+
+    /// Syncs the folders above a log: only then is its name durable. One that is gone is no failure of the disk: a late
+    /// report has met the seal, which removes the working files once the record has all of them.
+    fn sync_names(&self, path: &Path) -> io::Result<()> {
         for folder in path.ancestors().skip(1).take(4) {
-            fs::File::open(folder)?.sync_all()?;
+            match File::open(folder) {
+                Ok(open) => open.sync_all()?,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(error),
+            }
             if folder == self.folder.path() {
                 break;
             }
         }
-        failpoint!("log.after_sync");
         Ok(())
     }
 }
@@ -168,5 +178,25 @@ pub fn file_error(error: &io::Error) -> super::Error {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => super::Error::Full,
         _ => super::Error::Disk(format!("a file of a run: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seen between two hosts: the report of an agent that was told to stop came while the record was sealed, and the
+    /// daemon took the folder that the seal had just removed for a broken disk, and ended.
+    #[test]
+    fn a_log_that_the_seal_removes_while_it_is_synced_is_no_failure_of_the_disk() {
+        let data = tempfile::tempdir().expect("there is room");
+        let folder = Arc::new(Folder::open(data.path(), true).expect("it is ours"));
+        let logs = Logs::new(folder.clone(), 1 << 20);
+        let key = LogKey { run: RunId::from_stored("r".to_owned()), seq: 1, attempt: 1 };
+        logs.append(&key, 0, b"output\n").expect("there is room");
+        logs.sync(&key).expect("it is there");
+        fs::remove_dir_all(folder.run(&key.run)).expect("it is there");
+        logs.sync_names(&logs.path(&key)).expect("nothing is left to sync");
+        logs.sync(&key).expect("nothing is left to sync");
     }
 }

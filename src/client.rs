@@ -13,11 +13,15 @@ use http_body_util::{BodyExt, Channel, Full};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::config::login::Login;
+use crate::tls::Trust;
 
 /// A request's body: whole, or read from a file while it is sent.
 type Body = BoxBody<Bytes, std::io::Error>;
@@ -48,7 +52,7 @@ pub struct Client {
     base: String,
     token: Token,
     key: Option<String>,
-    pool: Pool<HttpConnector, Body>,
+    pool: Pool<HttpsConnector<HttpConnector>, Body>,
 }
 
 /// A 2xx answer.
@@ -142,45 +146,70 @@ impl Answer {
 }
 
 impl Client {
-    /// Makes a client for the daemon at `url`, e.g. `http://127.0.0.1:7340`.
+    /// Makes a client for the daemon at `url`, e.g. `http://127.0.0.1:7340`. Of an `https://` address it trusts whom
+    /// `MEDIATOR_CA_FILE` allows.
     ///
     /// # Errors
-    /// [`Error::Setup`] when `url` is not an `http://` address.
+    /// [`Error::Setup`] when `url` is not an `http://` or `https://` address.
     pub fn new(url: &str, token: Token) -> Result<Self, Error> {
+        Self::trusting(url, token, &Trust::of_environment())
+    }
+
+    /// Makes a client that takes only those for the daemon whom `trust` allows.
+    ///
+    /// # Errors
+    /// As [`Client::new`]; also when `trust` names a file that cannot be used.
+    pub fn trusting(url: &str, token: Token, trust: &Trust) -> Result<Self, Error> {
         let base = url.trim().trim_end_matches('/').to_owned();
         let fits = base.parse::<Uri>().is_ok_and(|uri| {
-            uri.scheme_str() == Some("http") && uri.authority().is_some() && uri.path() == "/" && uri.query().is_none()
+            matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.authority().is_some()
+                && uri.path() == "/"
+                && uri.query().is_none()
         });
         if !fits {
-            return Err(Error::Setup(format!("'{base}' is not the address of a daemon: expected http://HOST:PORT")));
+            return Err(Error::Setup(format!(
+                "'{base}' is not the address of a daemon: expected http://HOST:PORT or https://HOST:PORT"
+            )));
         }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_secs(10)));
+        let connector = trust.connector(base.starts_with("https:")).map_err(Error::Setup)?;
         let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
         Ok(Self { base, token, key: None, pool })
     }
 
-    /// Makes a client from `MEDIATOR_URL` and `MEDIATOR_TOKEN`; what is not there is read from `url` and
-    /// `operator.token` in the data folder on this machine (`data`).
+    /// Makes a client from `MEDIATOR_URL` and `MEDIATOR_TOKEN`; what is not there is what `mediator login` has kept, else
+    /// what `url` and `operator.token` in the data folder on this machine say. `data` is that folder if it was named:
+    /// then it comes before the login.
     ///
     /// # Errors
     /// [`Error::Setup`], telling what is missing and how to get it.
-    pub fn discover(data: &Path) -> Result<Self, Error> {
+    pub fn discover(data: Option<&Path>) -> Result<Self, Error> {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let (url, token) = (set("MEDIATOR_URL"), set("MEDIATOR_TOKEN"));
+        let login = if data.is_none() { Login::read().map_err(Error::Setup)? } else { None };
+        if let (None, Some(login)) = (&url, login) {
+            let token = token.unwrap_or(login.token);
+            let trust = match (Trust::of_environment(), login.ca_file) {
+                (Trust::Public, Some(file)) => Trust::File(file),
+                (given, _) => given,
+            };
+            return Self::trusting(&login.url, Token::new(&token), &trust);
+        }
+        let data = data.map_or_else(crate::config::default_data_dir, Path::to_owned);
+        let trust = if url.is_some() { Trust::of_environment() } else { Trust::of_folder(&data) };
         let from_folder = |name: &str| {
             let path: PathBuf = data.join(name);
             std::fs::read_to_string(&path).map_err(|error| {
                 Error::Setup(format!(
-                    "cannot find the daemon: {} is not readable ({error}). Start one here with `mediator serve`, or set \
-                     MEDIATOR_URL and MEDIATOR_TOKEN",
+                    "cannot find the daemon: {} is not readable ({error}). Start one here with `mediator serve`, say where it \
+                     is with `mediator login URL`, or set MEDIATOR_URL and MEDIATOR_TOKEN",
                     path.display()
                 ))
             })
         };
-        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let url = set("MEDIATOR_URL").map_or_else(|| from_folder("url"), Ok)?;
-        let token = set("MEDIATOR_TOKEN").map_or_else(|| from_folder("operator.token"), Ok)?;
-        Self::new(&url, Token::new(&token))
+        let url = url.map_or_else(|| from_folder("url"), Ok)?;
+        let token = token.map_or_else(|| from_folder("operator.token"), Ok)?;
+        Self::trusting(&url, Token::new(&token), &trust)
     }
 
     /// Returns a client whose requests carry this idempotency key.

@@ -9,3 +9,4 @@ pub mod domain;
 pub mod failpoint;
 pub mod http;
 pub mod store;
+pub mod tls;

@@ -12,6 +12,7 @@ use log::{error, info, warn};
 use super::config::{Config, TokenSource};
 use crate::client::{Client, Error, Token};
 use crate::config::default_data_dir;
+use crate::tls::Trust;
 
 /// What the command line says about where the daemon is.
 #[derive(Clone, Debug, Default)]
@@ -108,9 +109,9 @@ fn find(url: Option<&str>, token: Option<&TokenSource>, data: &Path) -> Result<C
     };
     match (url, token) {
         (Some(url), Some(token)) => Client::new(url, Token::new(&token)),
-        (None, None) => Client::discover(data),
+        (None, None) => Client::discover(Some(data)),
         (Some(url), None) => Client::new(url, Token::new(&read(&data.join("operator.token"))?)),
-        (None, Some(token)) => Client::new(&read(&data.join("url"))?, Token::new(&token)),
+        (None, Some(token)) => Client::trusting(&read(&data.join("url"))?, Token::new(&token), &Trust::of_folder(data)),
     }
 }
 

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::client::{self, Client, Problem, Token};
+use crate::tls::Trust;
 
 mod agent;
 mod artifacts;
@@ -22,6 +23,7 @@ mod hold;
 mod keeping;
 mod lint;
 mod lists;
+mod login;
 mod logs;
 mod nodes;
 mod out;
@@ -58,7 +60,8 @@ struct Global {
     /// Print the daemon's JSON instead of tables and sentences
     #[arg(long, global = true)]
     json: bool,
-    /// Speak to the daemon at this address (default: $MEDIATOR_URL, else the file `url` in the data folder)
+    /// Speak to the daemon at this address (default: $MEDIATOR_URL, else as logged in, else the
+    /// file `url` in the data folder)
     #[arg(long, global = true, value_name = "URL")]
     url: Option<String>,
     /// Repeat an earlier request that has this key: it is done once, and answered alike
@@ -85,6 +88,10 @@ enum Command {
     Client(ClientCommand),
     /// Check contracts without a daemon
     Lint(lint::Args),
+    /// Keep a daemon's address and token for the commands of this user
+    Login(login::Args),
+    /// Forget what `login` has kept
+    Logout,
 }
 
 /// The commands that ask the daemon.
@@ -254,6 +261,8 @@ pub fn run() -> ExitCode {
         }
         Command::Supervise => agent::supervise(),
         Command::Attend(args) => agent::attend(&args),
+        Command::Login(args) => finish(block_on(login::login(args)), global.json),
+        Command::Logout => finish(login::logout(), global.json),
         Command::Lint(args) => finish(lint::run(args, global.json), global.json),
         Command::Client(command) => {
             let has_command = matches!(command, ClientCommand::Exec(_) | ClientCommand::Hold(_));
@@ -335,15 +344,12 @@ impl Global {
     /// Finds the daemon. A flag beats the environment, so with `--data` the variables are not looked at.
     fn context(&self) -> Result<Context, Stop> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let data = self
-            .data
-            .clone()
-            .or_else(|| set("MEDIATOR_DATA").map(PathBuf::from))
-            .unwrap_or_else(crate::config::default_data_dir);
+        let named = self.data.clone().or_else(|| set("MEDIATOR_DATA").map(PathBuf::from));
         let key = self.idempotency_key.clone();
         if self.url.is_none() && self.data.is_none() {
-            return Ok(Context { client: Client::discover(&data)?, json: self.json, key });
+            return Ok(Context { client: Client::discover(named.as_deref())?, json: self.json, key });
         }
+        let data = named.unwrap_or_else(crate::config::default_data_dir);
         let from_folder = |name: &str| {
             let path = data.join(name);
             std::fs::read_to_string(&path).map_err(|error| {
@@ -362,7 +368,8 @@ impl Global {
             Some(token) => token.to_string_lossy().into_owned(),
             None => from_folder("operator.token")?,
         };
-        Ok(Context { client: Client::new(&url, Token::new(&token))?, json: self.json, key })
+        let trust = if self.url.is_some() { Trust::of_environment() } else { Trust::of_folder(&data) };
+        Ok(Context { client: Client::trusting(&url, Token::new(&token), &trust)?, json: self.json, key })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::delivery;
 use crate::http;
 use crate::store::Store;
 use crate::store::hub::Topic;
+use crate::tls::{self, Identity};
 
 /// Flags of `mediator serve`.
 #[derive(clap::Args, Debug)]
@@ -26,6 +27,12 @@ pub struct Args {
     /// Listen here (default: 127.0.0.1:7340; port 0 picks a free one)
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
+    /// Speak TLS, with this certificate chain (PEM); read again on SIGHUP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// Read settings from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -35,7 +42,13 @@ pub struct Args {
 pub fn run(args: &Args) -> ExitCode {
     // Before any file is made: what the daemon keeps is its owner's alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    let flags = Flags { file: args.config.clone(), data: args.data.clone(), listen: args.listen.clone() };
+    let flags = Flags {
+        file: args.config.clone(),
+        data: args.data.clone(),
+        listen: args.listen.clone(),
+        tls_cert: args.tls_cert.clone(),
+        tls_key: args.tls_key.clone(),
+    };
     let config = match Config::load(flags, |name| std::env::var(name).ok()) {
         Ok(config) => config,
         Err(error) => {
@@ -67,6 +80,12 @@ async fn serve(config: Config) -> Result<(), String> {
     let (stop, stopping) = watch::channel(false);
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| format!("cannot watch SIGTERM: {error}"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("cannot watch SIGINT: {error}"))?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot watch SIGHUP: {error}"))?;
+    // Before the folder is touched: a wrong file is no reason to have been up.
+    let identity = match (&config.settings.tls_cert, &config.settings.tls_key) {
+        (Some(certificate), Some(key)) => Some(Identity::load(certificate, key)?),
+        _ => None,
+    };
     let store = Store::open(&config.data, config.settings, Clock::system())?;
     store.sweep_records();
     // What a kill left behind. A longer backlog is worked off beside the service: nobody waits for it.
@@ -74,15 +93,19 @@ async fn serve(config: Config) -> Result<(), String> {
     let listener =
         http::bind(&config.listen).await.map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let address = listener.local_addr().map_err(|error| format!("cannot tell the address: {error}"))?;
-    let url = format!("http://{address}");
+    let scheme = if identity.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}");
     // Who listens on all addresses is found by the commands on this machine on its own.
     let local = match address.ip() {
         ip if !ip.is_unspecified() => url.clone(),
-        std::net::IpAddr::V4(_) => format!("http://127.0.0.1:{}", address.port()),
-        std::net::IpAddr::V6(_) => format!("http://[::1]:{}", address.port()),
+        std::net::IpAddr::V4(_) => format!("{scheme}://127.0.0.1:{}", address.port()),
+        std::net::IpAddr::V6(_) => format!("{scheme}://[::1]:{}", address.port()),
     };
-    if !address.ip().is_loopback() {
-        log::warn!("listening beyond this machine without encryption address={address}");
+    if !address.ip().is_loopback() && identity.is_none() {
+        log::warn!("listening beyond this machine without encryption (tls.cert, tls.key) address={address}");
+    }
+    if let Some(identity) = &identity {
+        show_certificate(&store, identity)?;
     }
     store
         .folder()
@@ -96,10 +119,18 @@ async fn serve(config: Config) -> Result<(), String> {
     let keeper = tokio::spawn(keep_records(store.clone()));
     let delivery = tokio::spawn(delivery::run(store.clone()));
     log::info!("serving url={url} data={:?}", config.data);
-    let serving = http::serve(listener, store.clone(), stopping);
+    let tls = identity.as_ref().map(Identity::acceptor);
+    let serving = http::serve(listener, tls, store.clone(), stopping);
     tokio::pin!(serving);
+    let reload = async {
+        while hangup.recv().await.is_some() {
+            reload(&store, identity.as_deref());
+        }
+        std::future::pending::<()>().await;
+    };
     let signal = tokio::select! {
         () = &mut serving => "none",
+        () = reload => "SIGHUP",
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
         ended = keeper => {
@@ -118,6 +149,25 @@ async fn serve(config: Config) -> Result<(), String> {
     tokio::task::spawn_blocking(move || store.close())
         .await
         .map_err(|error| format!("the store did not close: {error}"))
+}
+
+/// Reads the certificate and its key again. What was read before stays if they cannot be used.
+fn reload(store: &Store, identity: Option<&Identity>) {
+    let Some(identity) = identity else {
+        return log::info!("nothing to read again: settings take a restart");
+    };
+    match identity.reload().and_then(|()| show_certificate(store, identity)) {
+        Ok(()) => log::info!("the certificate was read again"),
+        Err(error) => log::error!("the certificate stays as it was: {error}"),
+    }
+}
+
+/// Keeps the certificate where the commands on this machine find it.
+fn show_certificate(store: &Store, identity: &Identity) -> Result<(), String> {
+    store
+        .folder()
+        .write_private(tls::CERTIFICATE, &identity.shown())
+        .map_err(|error| format!("cannot keep the certificate in the data folder: {error}"))
 }
 
 /// Seals the record of each run soon after its end, and removes those of runs that were pruned; what fails is tried

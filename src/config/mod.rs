@@ -1,6 +1,7 @@
 //! Settings: defaults, then a TOML file, then `MEDIATOR_*` variables, then flags; the later beats the earlier.
 //! Everything is checked once, before anything starts.
 
+pub mod login;
 mod webhook;
 
 use std::fmt;
@@ -59,6 +60,10 @@ pub struct Settings {
     pub max_body_bytes: usize,
     /// `http.hosts` (none): names besides the loopback ones under which the daemon may be called.
     pub hosts: Vec<String>,
+    /// `tls.cert` and `tls.key` (none): the daemon's certificate chain and key, PEM; both or none.
+    pub tls_cert: Option<PathBuf>,
+    /// See `tls_cert`.
+    pub tls_key: Option<PathBuf>,
     /// `log.max_bytes` (67108864): the most that is kept of one attempt's output.
     pub log_max_bytes: u64,
     /// `artifact.max_bytes` (268435456): the most one artifact may have.
@@ -88,6 +93,8 @@ impl Default for Settings {
             network_filesystem: false,
             max_body_bytes: 262_144,
             hosts: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
             log_max_bytes: 64 << 20,
             artifact_max_bytes: 256 << 20,
             webhooks: Vec::new(),
@@ -146,6 +153,8 @@ const SETTINGS: &[Setting] = &[
         take: |s, v| whole(v, 1024, 1 << 30).map(|v| s.max_body_bytes = v as usize),
     },
     Setting { name: "http.hosts", take: |s, v| words(v).map(|v| s.hosts = v) },
+    Setting { name: "tls.cert", take: |s, v| text_of(v).map(|v| s.tls_cert = Some(v.into())) },
+    Setting { name: "tls.key", take: |s, v| text_of(v).map(|v| s.tls_key = Some(v.into())) },
     Setting { name: "log.max_bytes", take: |s, v| whole(v, 1, i64::MAX).map(|v| s.log_max_bytes = v as u64) },
     Setting { name: "artifact.max_bytes", take: |s, v| whole(v, 1, i64::MAX).map(|v| s.artifact_max_bytes = v as u64) },
 ];
@@ -170,6 +179,10 @@ pub struct Flags {
     pub data: Option<PathBuf>,
     /// `--listen`.
     pub listen: Option<String>,
+    /// `--tls-cert`.
+    pub tls_cert: Option<PathBuf>,
+    /// `--tls-key`.
+    pub tls_key: Option<PathBuf>,
 }
 
 impl Config {
@@ -203,6 +216,11 @@ impl Config {
                 let value = value.unwrap_or(toml::Value::String(text));
                 (setting.take)(&mut settings, &value).map_err(|what| ConfigError(format!("{name}: {what}")))?;
             }
+        }
+        settings.tls_cert = flags.tls_cert.or(settings.tls_cert);
+        settings.tls_key = flags.tls_key.or(settings.tls_key);
+        if settings.tls_cert.is_some() != settings.tls_key.is_some() {
+            return Err(ConfigError("tls.cert and tls.key: give both, or none".into()));
         }
         let set = |name| variable(name).filter(|text| !text.is_empty());
         let data = flags.data.or_else(|| set("MEDIATOR_DATA").map(PathBuf::from)).or(data);
@@ -341,6 +359,7 @@ mod tests {
             ("[storage]\nsynchronous = \"off\"", vec![], "storage.synchronous"),
             ("", vec![("MEDIATOR_LEASE_MAX_PER_RUN", "many")], "MEDIATOR_LEASE_MAX_PER_RUN: expected an integer"),
             ("[lease\n", vec![], "mediator.toml"),
+            ("[tls]\ncert = \"c.pem\"", vec![], "tls.cert and tls.key: give both"),
         ] {
             let error = load(file, &variables).unwrap_err();
             assert!(error.0.contains(wanted), "{error}");

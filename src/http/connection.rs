@@ -15,11 +15,15 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::door::Place;
 use super::framing::Framing;
 use super::reply::Body;
 
+/// How long a handshake may take.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the whole head of a request may take, from its first byte, or for the first of a connection from its opening.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 /// How long a connection may be idle between two requests.
@@ -33,15 +37,29 @@ const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const LINGER_LIMIT: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 8 << 20;
 
+/// Does the daemon's end of a handshake; `None` if nothing came of it in time.
+pub async fn shake_hands(tls: TlsAcceptor, stream: TcpStream, place: &Place) -> Option<TlsStream<TcpStream>> {
+    let handshake = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream));
+    let outcome = tokio::select! {
+        outcome = handshake => outcome,
+        () = place.shed() => return None,
+    };
+    match outcome {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => log::debug!("a handshake failed cause={error}"),
+        Err(_) => log::debug!("a handshake took too long"),
+    }
+    None
+}
+
 /// Serves one connection until it ends, has to give its place to another, or the daemon stops and its request is
 /// answered.
-pub async fn serve<F, A>(stream: TcpStream, place: Place, mut stop: watch::Receiver<bool>, answer: F)
+pub async fn serve<S, F, A>(stream: S, place: Place, mut stop: watch::Receiver<bool>, answer: F)
 where
+    S: AsyncRead + AsyncWrite + Unpin,
     F: Fn(Request<Incoming>) -> A,
     A: Future<Output = Response<Body>>,
 {
-    // Answers are small and somebody waits for each: none is held back to be sent with the next.
-    let _ = stream.set_nodelay(true);
     let io = TokioIo::new(Patient::new(stream, place.share()));
     let service = service_fn(|request| {
         let busy = place.answer();
@@ -81,7 +99,7 @@ where
 
 /// Closes the writing side, then reads what the client still sends: closing at once would make the kernel reset the
 /// connection, and the answer could be lost on its way.
-async fn linger(mut stream: TcpStream) {
+async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     if stream.shutdown().await.is_err() {
         return;
     }
@@ -101,8 +119,8 @@ async fn linger(mut stream: TcpStream) {
 
 /// A stream whose peer may not leave a write waiting for longer than [`WRITE_LIMIT`], nor a head for longer than
 /// [`HEAD_LIMIT`], nor be unclear about where its requests end.
-struct Patient {
-    stream: TcpStream,
+struct Patient<S> {
+    stream: S,
     place: Place,
     stuck: Option<Pin<Box<Sleep>>>,
     /// When a head must be there.
@@ -114,8 +132,8 @@ struct Patient {
     framing: Framing,
 }
 
-impl Patient {
-    fn new(stream: TcpStream, place: Place) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> Patient<S> {
+    fn new(stream: S, place: Place) -> Self {
         let now = Instant::now();
         let head = Box::pin(tokio::time::sleep_until(now + HEAD_LIMIT));
         let idle_since = place.idle_since();
@@ -158,7 +176,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.framing.is_cut() {
             // The end of what is read.
@@ -177,7 +195,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.watch(cx, poll)
@@ -193,7 +211,7 @@ impl AsyncWrite for Patient {
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -32,6 +32,7 @@ use hyper::body::Incoming;
 use hyper::header::CONNECTION;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_rustls::TlsAcceptor;
 
 use crate::store::Store;
 use call::Call;
@@ -65,8 +66,9 @@ impl App {
     }
 }
 
-/// Serves `listener` until `stop` turns true; then answers what was taken, and returns.
-pub async fn serve(listener: TcpListener, store: Store, stop: watch::Receiver<bool>) {
+/// Serves `listener` until `stop` turns true; then answers what was taken, and returns. With `tls` each connection begins
+/// with its handshake.
+pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, store: Store, stop: watch::Receiver<bool>) {
     let app = App { store, stop: stop.clone(), streaming: Arc::new(Semaphore::new(1)), buffered: Arc::default() };
     // Every connection holds a sender: when all are gone, all connections are.
     let (open, mut closed) = mpsc::channel::<()>(1);
@@ -86,8 +88,19 @@ pub async fn serve(listener: TcpListener, store: Store, stop: watch::Receiver<bo
             Ok((stream, peer)) => {
                 is_failing = false;
                 let (app, place, stop, open) = (app.clone(), door.enter(), stop.clone(), open.clone());
+                let tls = tls.clone();
                 tokio::spawn(async move {
-                    connection::serve(stream, place, stop, |request| answer(app.clone(), peer, request)).await;
+                    // Answers are small and somebody waits for each: none is held back to be sent with the next.
+                    let _ = stream.set_nodelay(true);
+                    let answer = |request| answer(app.clone(), peer, request);
+                    match tls {
+                        None => connection::serve(stream, place, stop, answer).await,
+                        Some(tls) => {
+                            if let Some(stream) = connection::shake_hands(tls, stream, &place).await {
+                                connection::serve(stream, place, stop, answer).await;
+                            }
+                        }
+                    }
                     drop(open);
                 });
             }

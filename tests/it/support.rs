@@ -564,7 +564,7 @@ impl Up {
         let (stop, stopping) = watch::channel(false);
         let listener = http.rt.block_on(http::bind("127.0.0.1:0")).expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let serving = http.rt.spawn(http::serve(listener, store.clone(), stopping));
+        let serving = http.rt.spawn(http::serve(listener, None, store.clone(), stopping));
         Self { store, stop, serving, url, token }
     }
 

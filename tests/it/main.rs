@@ -17,6 +17,7 @@ mod proxy;
 mod record;
 mod release;
 mod retry;
+mod roles;
 mod scripts;
 mod sequence;
 mod submit;

@@ -598,7 +598,10 @@ fn what_is_wrong_with_a_request_is_told_in_order() {
         call("GET", "/v1/runs", &[("host", host)], "").problem(421, "wrong-host");
     }
     call("GET", "/v1/runs", &[("host", "localhost"), ("host", "localhost")], "").problem(400, "invalid-request");
-    for token in ["", "Bearer wrong", "Bearer mdt_0000000000_1", "Basic abc", lab.token()] {
+    // The public part of a token that is in force does not make another secret good.
+    let public = lab.token().rsplit_once('_').expect("two parts").0;
+    let other = format!("Bearer {public}_{}", "0".repeat(52));
+    for token in ["", "Bearer wrong", "Bearer mdt_0000000000_1", "Basic abc", lab.token(), &other] {
         call("POST", "/v1/nowhere", &[("authorization", token)], &large).problem(401, "unauthorized");
     }
     for path in
@@ -662,4 +665,19 @@ fn acknowledged_runs_survive_a_kill() {
     let second = daemon.call("GET", &format!("/v1/runs/{}", id_of(&queued)), &Value::Null).expect(200);
     assert_eq!(second["state"], "RUNNING", "the queue moved on in the commit after the result");
     assert_eq!(mediator::store::invariants::check(&daemon.rows()).expect("the checks run"), []);
+}
+
+/// "Every write transaction checks that this boot is still the current one: a second daemon cannot write." (The lock
+/// of the folder keeps a second one out; this is for where locks do not work.)
+#[test]
+fn a_daemon_that_was_superseded_writes_nothing() {
+    let mut daemon = Daemon::start();
+    daemon.node("b1", &["board"]);
+    let other = rusqlite::Connection::open(daemon.dir.path().join(mediator::store::DATABASE)).expect("the database");
+    assert_eq!(other.execute("UPDATE boot SET number = number + 1", []).expect("another has started"), 1);
+    let answer = daemon.tried("POST", "/v1/runs", &one_step());
+    assert!(answer.is_err(), "answered by who was superseded: {answer:?}");
+    assert_eq!(daemon.ended().code(), Some(1));
+    let runs: i64 = other.query_row("SELECT count(*) FROM runs", [], |row| row.get(0)).expect("a number");
+    assert_eq!(runs, 0);
 }

@@ -320,3 +320,22 @@ fn a_result_with_a_claim_is_answered_after_the_wake() {
     let answer = lab.post(&format!("{}?claim=true", result_path(&claim)), &body).expect(200);
     assert_eq!(answer["claim"]["run_id"], json!(waiting));
 }
+
+/// "A wake that fails is logged, never becomes a request's error, and stays owed: the next write of any kind repeats it
+/// first." What must not come before it is told to come again.
+#[test]
+fn a_wake_that_failed_is_repeated_by_the_next_write() {
+    let (lab, holder, waiting) = waiting_for_board(json!([step("work", "dut")]));
+    let plant = "CREATE TRIGGER plant BEFORE UPDATE OF state ON runs WHEN NEW.state = 'RUNNING'
+        BEGIN SELECT RAISE(ROLLBACK, 'planted'); END";
+    lab.outside().execute_batch(plant).expect("a trigger");
+    lab.cancel(&holder);
+    still_waits(&lab, &waiting);
+    // It fails again, and again it is nobody's error.
+    lab.heartbeat("h1");
+    still_waits(&lab, &waiting);
+    lab.submit(&one_step()).problem(503, "unavailable");
+    lab.outside().execute_batch("DROP TRIGGER plant").expect("no trigger");
+    lab.heartbeat("h1");
+    has_started(&lab, &waiting);
+}

@@ -117,6 +117,17 @@ impl Http {
 /// A call that is under way.
 pub struct Parked(JoinHandle<Result<Reply, String>>);
 
+impl Parked {
+    pub fn is_answered(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+/// The writer is busy with a write that lasts as long as this.
+pub struct HeldWriter {
+    _release: std::sync::mpsc::Sender<()>,
+}
+
 /// A daemon in this process, with a clock that a test moves. At its end the rows must be in order.
 pub struct Lab {
     pub dir: TempDir,
@@ -311,6 +322,25 @@ impl Lab {
                 }
                 self.store().write(|_| Ok(())).await.expect("a write");
             });
+        }
+    }
+
+    /// Keeps the writer busy until the returned value is dropped: what is sent meanwhile waits together.
+    pub fn hold_writer(&self) -> HeldWriter {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let store = self.store().clone();
+        drop(self.http.rt.spawn(async move {
+            let held = std::sync::Mutex::new(held);
+            let wait = move || held.lock().expect("no holder panics").recv().is_ok();
+            store.write(move |_| Ok(wait())).await
+        }));
+        HeldWriter { _release: release }
+    }
+
+    /// Calls that were sent before have reached the writer once reads that are sent after them are answered.
+    pub fn let_wait(&self) {
+        for _ in 0..4 {
+            self.get("/v1/runs?limit=1").expect(200);
         }
     }
 

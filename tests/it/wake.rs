@@ -263,25 +263,15 @@ fn no_newer_submission_slips_in_between() {
     let mut waiting = lab.queued(&one_step());
     for round in 0..40 {
         // The writer is kept busy until both wait, so that they share a group; in some rounds they arrive as they like.
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let store = lab.store().clone();
-        let busy = lab.http.rt.spawn(async move {
-            let held = std::sync::Mutex::new(held);
-            let wait = move || held.lock().expect("no holder panics").recv().is_ok();
-            store.write(move |_| Ok(wait())).await
-        });
+        let busy = lab.hold_writer();
         let cancel = lab.park("POST", &format!("/v1/runs/{holder}/cancel"), &json!({}));
         let submit = lab.park("POST", "/v1/runs", &one_step());
         if round % 4 > 0 {
-            // Both have reached the writer once reads that were sent after them are answered.
-            for _ in 0..4 {
-                lab.get("/v1/runs?limit=1").expect(200);
-            }
+            lab.let_wait();
         }
-        drop(release);
+        drop(busy);
         let newer = lab.join(submit).expect(202);
         lab.join(cancel).expect(200);
-        lab.http.rt.block_on(busy).expect("no panic").expect("a write");
         has_started(&lab, &waiting);
         holder = waiting;
         waiting = newer["run_id"].as_str().expect("an id").to_owned();

@@ -84,10 +84,11 @@ fn nothing_is_put_in_the_place_of_a_record_whose_mark_may_have_been_kept() {
             wait_for("what becomes of it", || {
                 (asking.is_finished() || reached(&data, "seal.after_rename") > written).then_some(())
             });
-            assert_eq!(record(&data), marked, "another record is in its place");
+            let meanwhile = record(&data);
             order(&data, "none");
-            let reply = asking.join().expect("no panic").expect("an answer");
-            assert_eq!(reply.status, 503, "{}", reply.body);
+            let reply = asking.join().expect("no panic");
+            assert_eq!(meanwhile, marked, "another record is in its place");
+            assert_eq!(reply.expect("an answer").status, 503);
         });
         assert_eq!(daemon.ended(), Some(74));
         assert_eq!(mark(&data), None, "it was rolled back");

@@ -761,7 +761,10 @@ impl Sequence {
                 Some((format!("/v1/runs/{run}/cancel"), json!({"reason": "chance"})))
             }
             18 => Some(("/v1/nodes".to_owned(), advert(node, &self.instance(node), &capabilities(node, 0)))),
-            _ => Some((format!("/v1/nodes/{node}/drain"), json!({"mode": *self.dice.pick(&["graceful", "at-boundary"])}))),
+            _ => Some((
+                format!("/v1/nodes/{node}/drain"),
+                json!({"mode": *self.dice.pick(&["graceful", "at-boundary"])}),
+            )),
         }
     }
 

@@ -328,12 +328,19 @@ impl Lab {
     /// Keeps the writer busy until the returned value is dropped: what is sent meanwhile waits together.
     pub fn hold_writer(&self) -> HeldWriter {
         let (release, held) = std::sync::mpsc::channel::<()>();
+        let (begins, has_begun) = tokio::sync::oneshot::channel();
         let store = self.store().clone();
         drop(self.http.rt.spawn(async move {
-            let held = std::sync::Mutex::new(held);
-            let wait = move || held.lock().expect("no holder panics").recv().is_ok();
+            let state = std::sync::Mutex::new((held, Some(begins)));
+            let wait = move || {
+                let mut state = state.lock().expect("no holder panics");
+                state.1.take().map(|begins| begins.send(()));
+                state.0.recv().is_ok()
+            };
             store.write(move |_| Ok(wait())).await
         }));
+        // It must have begun: what comes a moment later would share its commit, and what it waits for.
+        self.http.rt.block_on(has_begun).expect("the writer has taken it");
         HeldWriter { _release: release }
     }
 

@@ -1,5 +1,7 @@
 //! Submitting: what is answered, and what is stored, row by row.
 
+use std::io::{Read as _, Write as _};
+
 use mediator::store::Store;
 use serde_json::{Value, json};
 
@@ -632,6 +634,23 @@ fn a_large_body_is_refused_and_the_client_hears_it() {
     }
     let most = format!("{{\"name\":\"{}\"}}", "x".repeat(262_144 - 11));
     lab.call_with("POST", "/v1/runs", &[], most).problem(400, "invalid-contract");
+
+    // A plain client looks at the answer when it has sent everything: until then it is read from.
+    let daemon = Daemon::start();
+    let address = daemon.url().strip_prefix("http://").expect("an address");
+    let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+    let (token, size) = (daemon.token(), 6 << 20);
+    write!(
+        stream,
+        "POST /v1/runs HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\ncontent-length: {size}\r\n\r\n"
+    )
+    .expect("the head is sent");
+    for _ in 0..size / 4096 {
+        stream.write_all(&[b'x'; 4096]).expect("it is read from");
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
 
 /// What was answered is there after the process was killed, and the folder of a running daemon is its own.

@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak check clean
+.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak mutants check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -42,6 +42,9 @@ crash-demo: ## what a kill leaves, and what a restart and a retry make of it, in
 soak: ## random kills of the daemon and agents under load, for DURATION seconds (60); SEED=n repeats a run
 	SOAK_SECONDS=$(or $(DURATION),60) SOAK_SEED=$(SEED) \
 		$(CARGO) test --locked --features failpoints --test crash -- --nocapture soak::
+
+mutants: ## remove one guard at a time: some test must turn red (15 min; ONLY=name,name for some; tests/mutants/README.md)
+	@scripts/mutants --only '$(ONLY)'
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

@@ -116,3 +116,48 @@ fn every_example_keeps_the_grammar() {
     }
     assert!(examples >= 5, "found only {examples} examples");
 }
+
+/// `make mutants` removes one guard at a time. What it looks for must be there, or its table would promise nothing.
+#[test]
+fn every_guard_of_the_table_of_mutants_is_where_it_says() {
+    let table: toml::Table = read("tests/mutants/table.toml").parse().expect("TOML");
+    let mutants = table["mutant"].as_array().expect("a list");
+    assert!(mutants.len() >= 26, "only {} mutants", mutants.len());
+    let tests = ["tests/it", "tests/crash", "src"].map(|folder| sources(&root().join(folder))).concat();
+    for mutant in mutants {
+        let text = |name: &str| mutant[name].as_str().unwrap_or_else(|| panic!("{mutant}: {name}"));
+        let (name, old) = (text("name"), text("old"));
+        assert_eq!(read(text("file")).matches(old).count(), 1, "{name}: the old text must be in its file once");
+        assert_ne!(old, text("new"), "{name}: nothing is changed");
+        for field in ["guard", "rule"] {
+            assert!(!text(field).is_empty() && !text(field).contains('|'), "{name}: {field}");
+        }
+        let red = mutant["red"].as_array().expect("a list");
+        assert!(!red.is_empty(), "{name}: nothing must turn red");
+        for command in red {
+            let (_, filters) = command.as_str().expect("a text").split_once(" -- ").expect("a filter");
+            for filter in filters.split(' ') {
+                let (module, test) = filter.rsplit_once("::").expect("module::test");
+                let is_there = match test {
+                    "" => tests.contains(&format!("mod {};", module.rsplit("::").next().expect("one at least"))),
+                    test => tests.contains(&format!("fn {test}")),
+                };
+                assert!(is_there, "{name}: there is no test {filter}");
+            }
+        }
+    }
+}
+
+/// Returns all Rust of a folder.
+fn sources(folder: &Path) -> String {
+    let mut all = String::new();
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            all += &sources(&path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all += &fs::read_to_string(&path).expect("readable");
+        }
+    }
+    all
+}

@@ -172,3 +172,28 @@ pub(super) fn read<T>(
     ended?;
     outcome
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SQLite says nothing to a pragma that it does not know or cannot honour: what is read back counts.
+    #[test]
+    fn a_setting_that_was_not_made_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let conn = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
+        assert_eq!(expect(&conn, &[("synchronous", "2")]), Ok(()));
+        for (pragma, value, wanted) in [
+            ("synchronous", 1, "SQLite's synchronous is 1 and must be 2"),
+            ("foreign_keys", 0, "SQLite's foreign_keys is 0 and must be 1"),
+            ("trusted_schema", 1, "SQLite's trusted_schema is 1 and must be 0"),
+            ("busy_timeout", 1, "SQLite's busy_timeout is 1 and must be 5000"),
+        ] {
+            let conn = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
+            conn.pragma_update(None, pragma, value).unwrap();
+            assert_eq!(expect(&conn, &[("synchronous", "2")]), Err(wanted.to_owned()));
+        }
+        conn.pragma_update(None, "synchronoos", 2).unwrap();
+        assert!(expect(&conn, &[("synchronoos", "2")]).is_err(), "SQLite takes it in silence");
+    }
+}

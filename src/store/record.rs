@@ -195,6 +195,7 @@ fn mark(tx: &super::Tx, run: &RunId, last_event: i64, manifest: &str) -> Result<
             "UPDATE records SET sealed_at = ?2, manifest_sha256 = ?3 WHERE run_id = ?1 AND sealed_at IS NULL",
         )?
         .execute((run.as_str(), tx.now, manifest))?;
+    failpoint!("seal.mark", Error::Disk("as ordered".into()));
     Ok(true)
 }
 

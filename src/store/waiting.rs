@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::Error;
 use super::tx::Tx;
+use crate::failpoint;
 
 /// The most writes that share a commit: more would only make the first of them wait longer.
 const GROUP: usize = 256;
@@ -69,6 +70,7 @@ impl Waiting {
             return;
         }
         state.writes.push_back(write);
+        failpoint!("write.waits");
         self.arrived.notify_one();
     }
 

@@ -116,6 +116,16 @@ impl Daemon {
         self.child.try_wait().expect("it is a child").is_some()
     }
 
+    /// Waits until it has ended by itself; returns its exit code.
+    pub fn ended(&mut self) -> Option<i32> {
+        crate::support::wait_for("the daemon's end", || self.child.try_wait().expect("it is a child")).code()
+    }
+
+    /// The folder it is on.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Tells it to end, and waits.
     pub fn stop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -177,4 +187,22 @@ pub fn exchange(address: &str, token: &str, method: &str, path: &str, key: Optio
 /// The file that a daemon on `dir` reads its orders from.
 pub fn orders(dir: &Path) -> std::path::PathBuf {
     dir.with_extension("orders")
+}
+
+/// Gives orders to a daemon on `dir`, in place of earlier ones: at no moment are there others, or none.
+pub fn order(dir: &Path, text: &str) {
+    let (file, new) = (orders(dir), dir.with_extension("orders-new"));
+    std::fs::write(&new, text).expect("there is room");
+    std::fs::rename(new, file).expect("it can be put there");
+}
+
+/// How often a daemon on `dir` has reached a point so far.
+pub fn reached(dir: &Path, point: &str) -> usize {
+    let text = std::fs::read_to_string(dir.with_extension("orders.reached")).unwrap_or_default();
+    text.lines().filter(|line| *line == point).count()
+}
+
+/// Waits until a point was reached more often than `before`.
+pub fn await_point(dir: &Path, point: &str, before: usize) {
+    crate::support::wait_for(point, || (reached(dir, point) > before).then_some(()));
 }

@@ -3,9 +3,12 @@
 
 mod daemon;
 mod disk;
+mod group;
 mod matrix;
 mod scenarios;
+mod seal;
 mod soak;
 #[path = "../it/support.rs"]
 mod support;
+mod syncs;
 mod syscalls;

@@ -214,7 +214,7 @@ fn stop() {
 }
 
 /// What must be true after every start, whatever happened before.
-fn judge(daemon: &Daemon, what: &str) {
+pub fn judge(daemon: &Daemon, what: &str) {
     let rows = daemon.rows();
     let broken = invariants::check(&rows).expect("rows can be read");
     assert!(broken.is_empty(), "{what}: {broken:?}");
@@ -225,7 +225,7 @@ fn judge(daemon: &Daemon, what: &str) {
 }
 
 /// Everything that must come out the same, however often it was killed: no times, no random words.
-fn snapshot(daemon: &Daemon) -> Vec<String> {
+pub fn snapshot(daemon: &Daemon) -> Vec<String> {
     let rows = daemon.rows();
     let mut lines = Vec::new();
     for query in [
@@ -274,7 +274,7 @@ fn note_reached(data: &Path) {
     );
 }
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir(to).expect("there is room");
     for entry in std::fs::read_dir(from).expect("a folder") {
         let entry = entry.expect("an entry");

@@ -35,12 +35,20 @@ fn at_any_failing_system_call_nothing_that_was_answered_is_missing() {
     println!("{failures} failing system calls");
 }
 
+/// Says whether there is a tracer.
+pub fn can_trace() -> bool {
+    if Command::new("strace").arg("-V").output().is_ok() {
+        return true;
+    }
+    // A newcomer's machine need not have it; CI installs it.
+    assert!(std::env::var_os("CI").is_none(), "strace is needed here");
+    eprintln!("left out: there is no strace");
+    false
+}
+
 /// Tries each of `faults` at its first call, its second, and so on; returns how many there were.
 fn sweep_all(faults: &[(&str, &str)]) -> usize {
-    if Command::new("strace").arg("-V").output().is_err() {
-        // A newcomer's machine need not have it; CI installs it.
-        assert!(std::env::var_os("CI").is_none(), "strace is needed here");
-        eprintln!("left out: there is no strace");
+    if !can_trace() {
         return 0;
     }
     // The binary that people run, when it was built; else the one that was built for the tests.

@@ -4,7 +4,7 @@
 use mediator::clock::rfc3339;
 use serde_json::json;
 
-use crate::support::{Lab, on_board, one_step, requires, step, with};
+use crate::support::{Daemon, Lab, on_board, one_step, requires, step, with};
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -162,4 +162,19 @@ fn in_a_restart_loop_silence_ends_and_a_sign_goes_on() {
     }
     assert_eq!(lab.holder("b2"), Some(heard));
     assert_eq!(lab.state(&silent), "FAILED node-lost");
+}
+
+/// Deadlines that pass in suspend are met at its end: the one timer of the daemon is on CLOCK_BOOTTIME. No test can
+/// suspend the machine; the kernel tells which clock a timer is on.
+#[test]
+fn the_alarm_of_the_daemon_runs_on_in_suspend() {
+    const BOOTTIME: &str = "7";
+    let daemon = Daemon::start();
+    let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", daemon.pid())).expect("this is Linux");
+    let clocks: Vec<String> = infos
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
+        .filter_map(|info| Some(info.lines().find_map(|line| line.strip_prefix("clockid:"))?.trim().to_owned()))
+        .collect();
+    assert_eq!(clocks, [BOOTTIME]);
 }

@@ -52,21 +52,12 @@ fn a_heartbeat_that_waits_is_applied_before_leases_are_judged() {
     let lab = Lab::new();
     lab.node("b1", &["board"]);
     let run = lab.placed(&one_step());
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let store = lab.store().clone();
-    let busy = lab.http.rt.spawn(async move {
-        let held = std::sync::Mutex::new(held);
-        let wait = move || held.lock().expect("no holder panics").recv().is_ok();
-        store.write(move |_| Ok(wait())).await
-    });
+    let busy = lab.hold_writer();
     let heartbeat = lab.park("POST", "/v1/nodes", &crate::support::advert("b1", "b1-1", &["board"]));
-    for _ in 0..4 {
-        lab.get("/v1/runs?limit=1").expect(200);
-    }
+    lab.let_wait();
     lab.clock.advance(std::time::Duration::from_secs(700));
     lab.store().poke();
-    drop(release);
-    lab.http.rt.block_on(busy).expect("no panic").expect("a write");
+    drop(busy);
     lab.join(heartbeat).expect(200);
     lab.settle();
     assert_eq!((lab.state(&run).as_str(), ttl(&lab, "b1")), ("RUNNING", 600));

@@ -19,6 +19,7 @@ mod proxy;
 mod record;
 mod release;
 mod retry;
+mod roles;
 mod scripts;
 mod sequence;
 mod submit;

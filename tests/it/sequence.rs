@@ -74,6 +74,7 @@ fn random_sequences_keep_every_invariant() {
         "succeeded",
         "failed",
         "cancelled",
+        "together",
     ] {
         assert!(reached(what) > 0, "never {what}: {counts:?}");
     }
@@ -174,6 +175,8 @@ struct RunSeen {
 
 struct Sequence {
     dice: Dice,
+    /// Whether many often come at once.
+    is_crowded: bool,
     trail: Trail,
     lab: Lab,
     started: i64,
@@ -223,6 +226,7 @@ impl Sequence {
         let started = lab.now();
         Self {
             dice,
+            is_crowded: seed % 2 == 0,
             trail,
             lab,
             started,
@@ -272,6 +276,9 @@ impl Sequence {
     // ---- operations
 
     fn operation(&mut self) {
+        if self.is_crowded && self.dice.percent(15) {
+            return self.crowd();
+        }
         match self.dice.below(100) {
             0..20 => self.submit(),
             20..38 => self.claim(),
@@ -755,6 +762,92 @@ impl Sequence {
         if !runs.is_empty() {
             let run = self.dice.pick(&runs).clone();
             self.post(&format!("/v1/runs/{run}/cancel"), &json!({"reason": "chance"})).expect(200);
+        }
+    }
+
+    /// Many at once: the writer is kept busy until all of them wait, so that they share a commit, or as many as the
+    /// wakes between them allow. Who is first decides; each must be answered as befits one of the orders.
+    fn crowd(&mut self) {
+        let busy = self.lab.hold_writer();
+        let mut calls = Vec::new();
+        for _ in 0..3 + self.dice.below(10) {
+            let Some((path, body)) = self.one_of_many() else { continue };
+            self.note(format!("with others: POST {path} {body}"));
+            let parked = self.lab.park("POST", &path, &body);
+            // One after the other, so that the same seed gives much the same order.
+            self.lab.get("/v1/runs?limit=1").expect(200);
+            calls.push((path, body, parked));
+        }
+        self.lab.let_wait();
+        if calls.iter().filter(|(_, _, parked)| !parked.is_answered()).count() > 1 {
+            self.count("together");
+        }
+        drop(busy);
+        for (path, body, parked) in calls {
+            let reply = self.lab.join(parked);
+            self.note(format!("POST {path} -> {} {}", reply.status, String::from_utf8_lossy(&reply.bytes)));
+            self.one_was_answered(&path, &body, &reply);
+        }
+    }
+
+    /// Something that one of many clients asks for, by what was seen before.
+    fn one_of_many(&mut self) -> Option<(String, Value)> {
+        let runs: Vec<String> = self.seen.keys().cloned().collect();
+        let node = *self.dice.pick(&AGENTS);
+        match self.dice.below(20) {
+            0..6 => Some(("/v1/runs".to_owned(), self.contract())),
+            6..10 => {
+                let current: Vec<Taken> = self.taken.iter().filter(|taken| self.is_current(taken)).cloned().collect();
+                let taken = (!current.is_empty()).then(|| self.dice.pick(&current).clone())?;
+                let outcome = json!({"exit_code": self.dice.below(2)});
+                Some((result_path(&taken.claim), crate::support::report(&taken.node, &taken.claim, outcome)))
+            }
+            10..13 => Some((format!("/v1/nodes/{node}/claim"), json!({"instance": self.instance(node)}))),
+            13..15 => {
+                let asked = self.steps_in("ASKED", "ask");
+                let (run, seq, attempt) = (!asked.is_empty()).then(|| self.dice.pick(&asked).clone())?;
+                let answer = *self.dice.pick(&["yes", "yes", "no"]);
+                Some((format!("/v1/runs/{run}/steps/{seq}/answer"), json!({"answer": answer, "attempt": attempt})))
+            }
+            15..17 => {
+                let open = self.steps_in("CLAIMED", "hold");
+                let (run, seq, attempt) = (!open.is_empty()).then(|| self.dice.pick(&open).clone())?;
+                Some((format!("/v1/runs/{run}/steps/{seq}/result"), json!({"attempt": attempt, "exit_code": 0})))
+            }
+            17 => {
+                let run = (!runs.is_empty()).then(|| self.dice.pick(&runs).clone())?;
+                Some((format!("/v1/runs/{run}/cancel"), json!({"reason": "chance"})))
+            }
+            18 => {
+                let body = advert(node, &self.instance(node), &capabilities(node, 0));
+                Some(("/v1/nodes".to_owned(), crate::support::with(body, "cleans", CLEANED.contains(&node))))
+            }
+            _ => Some((
+                format!("/v1/nodes/{node}/drain"),
+                json!({"mode": *self.dice.pick(&["graceful", "at-boundary"])}),
+            )),
+        }
+    }
+
+    fn one_was_answered(&mut self, path: &str, body: &Value, reply: &Reply) {
+        let last = path.rsplit('/').next().expect("one at least");
+        match (last, reply.status) {
+            ("runs", 201 | 202 | 422) => {
+                self.acknowledged.insert(reply.body["run_id"].as_str().expect("an id").to_owned());
+            }
+            ("result", 200) => {
+                if !self.reports.iter().any(|(known, report, _)| known == path && report == body) {
+                    self.reports.push((path.to_owned(), body.clone(), reply.body.clone()));
+                }
+            }
+            ("claim", 200) if reply.body["kind"] == "cleanup" => {}
+            ("claim", 200) => {
+                let node = path.split('/').nth(3).expect("a node");
+                self.take(node, body["instance"].as_str().expect("a life"), &reply.body, None);
+            }
+            ("runs", 400) | ("result" | "claim" | "answer" | "drain" | "nodes", 404 | 409) => {}
+            ("cancel" | "answer" | "drain" | "nodes", 200) | ("claim", 204) => {}
+            (_, other) => panic!("one of many was answered {other}: {path} {body} {}", reply.body),
         }
     }
 

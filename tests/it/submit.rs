@@ -1,5 +1,7 @@
 //! Submitting: what is answered, and what is stored, row by row.
 
+use std::io::{Read as _, Write as _};
+
 use mediator::store::Store;
 use serde_json::{Value, json};
 
@@ -598,7 +600,10 @@ fn what_is_wrong_with_a_request_is_told_in_order() {
         call("GET", "/v1/runs", &[("host", host)], "").problem(421, "wrong-host");
     }
     call("GET", "/v1/runs", &[("host", "localhost"), ("host", "localhost")], "").problem(400, "invalid-request");
-    for token in ["", "Bearer wrong", "Bearer mdt_0000000000_1", "Basic abc", lab.token()] {
+    // The public part of a token that is in force does not make another secret good.
+    let public = lab.token().rsplit_once('_').expect("two parts").0;
+    let other = format!("Bearer {public}_{}", "0".repeat(52));
+    for token in ["", "Bearer wrong", "Bearer mdt_0000000000_1", "Basic abc", lab.token(), &other] {
         call("POST", "/v1/nowhere", &[("authorization", token)], &large).problem(401, "unauthorized");
     }
     for path in
@@ -629,6 +634,23 @@ fn a_large_body_is_refused_and_the_client_hears_it() {
     }
     let most = format!("{{\"name\":\"{}\"}}", "x".repeat(262_144 - 11));
     lab.call_with("POST", "/v1/runs", &[], most).problem(400, "invalid-contract");
+
+    // A plain client looks at the answer when it has sent everything: until then it is read from.
+    let daemon = Daemon::start();
+    let address = daemon.url().strip_prefix("http://").expect("an address");
+    let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+    let (token, size) = (daemon.token(), 6 << 20);
+    write!(
+        stream,
+        "POST /v1/runs HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\ncontent-length: {size}\r\n\r\n"
+    )
+    .expect("the head is sent");
+    for _ in 0..size / 4096 {
+        stream.write_all(&[b'x'; 4096]).expect("it is read from");
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
 
 /// What was answered is there after the process was killed, and the folder of a running daemon is its own.
@@ -662,4 +684,19 @@ fn acknowledged_runs_survive_a_kill() {
     let second = daemon.call("GET", &format!("/v1/runs/{}", id_of(&queued)), &Value::Null).expect(200);
     assert_eq!(second["state"], "RUNNING", "the queue moved on in the commit after the result");
     assert_eq!(mediator::store::invariants::check(&daemon.rows()).expect("the checks run"), []);
+}
+
+/// "Every write transaction checks that this boot is still the current one: a second daemon cannot write." (The lock
+/// of the folder keeps a second one out; this is for where locks do not work.)
+#[test]
+fn a_daemon_that_was_superseded_writes_nothing() {
+    let mut daemon = Daemon::start();
+    daemon.node("b1", &["board"]);
+    let other = rusqlite::Connection::open(daemon.dir.path().join(mediator::store::DATABASE)).expect("the database");
+    assert_eq!(other.execute("UPDATE boot SET number = number + 1", []).expect("another has started"), 1);
+    let answer = daemon.tried("POST", "/v1/runs", &one_step());
+    assert!(answer.is_err(), "answered by who was superseded: {answer:?}");
+    assert_eq!(daemon.ended().code(), Some(1));
+    let runs: i64 = other.query_row("SELECT count(*) FROM runs", [], |row| row.get(0)).expect("a number");
+    assert_eq!(runs, 0);
 }

@@ -128,6 +128,17 @@ impl Http {
 /// A call that is under way.
 pub struct Parked(JoinHandle<Result<Reply, String>>);
 
+impl Parked {
+    pub fn is_answered(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+/// The writer is busy with a write that lasts as long as this.
+pub struct HeldWriter {
+    _release: std::sync::mpsc::Sender<()>,
+}
+
 /// A daemon in this process, with a clock that a test moves. At its end the rows must be in order.
 pub struct Lab {
     pub dir: TempDir,
@@ -215,14 +226,21 @@ impl Lab {
 
     /// Makes a token of another principal; the daemon is restarted to learn of it.
     pub fn token_of(&mut self, principal: &str) -> String {
+        self.token_with_role(principal, "operator")
+    }
+
+    /// Likewise, with a role that the schema does not know yet: whatever is no operator is one of the others.
+    pub fn token_with_role(&mut self, principal: &str, role: &str) -> String {
         use sha2::Digest as _;
         let text = format!("mdt_{principal}_{}", "0".repeat(52));
         let hash: [u8; 32] = sha2::Sha256::digest(text.as_bytes()).into();
         self.stop();
-        self.outside()
+        let outside = self.outside();
+        outside.pragma_update(None, "ignore_check_constraints", true).expect("a setting");
+        outside
             .execute(
-                "INSERT INTO tokens (token_id, principal, role, hash, created_at) VALUES (?1, ?1, 'operator', ?2, 0)",
-                (principal, &hash[..]),
+                "INSERT INTO tokens (token_id, principal, role, hash, created_at) VALUES (?1, ?1, ?3, ?2, 0)",
+                (principal, &hash[..], role),
             )
             .expect("a token");
         self.start();
@@ -315,6 +333,32 @@ impl Lab {
                 }
                 self.store().write(|_| Ok(())).await.expect("a write");
             });
+        }
+    }
+
+    /// Keeps the writer busy until the returned value is dropped: what is sent meanwhile waits together.
+    pub fn hold_writer(&self) -> HeldWriter {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (begins, has_begun) = tokio::sync::oneshot::channel();
+        let store = self.store().clone();
+        drop(self.http.rt.spawn(async move {
+            let state = std::sync::Mutex::new((held, Some(begins)));
+            let wait = move || {
+                let mut state = state.lock().expect("no holder panics");
+                state.1.take().map(|begins| begins.send(()));
+                state.0.recv().is_ok()
+            };
+            store.write(move |_| Ok(wait())).await
+        }));
+        // It must have begun: what comes a moment later would share its commit, and what it waits for.
+        self.http.rt.block_on(has_begun).expect("the writer has taken it");
+        HeldWriter { _release: release }
+    }
+
+    /// Calls that were sent before have reached the writer once reads that are sent after them are answered.
+    pub fn let_wait(&self) {
+        for _ in 0..4 {
+            self.get("/v1/runs?limit=1").expect(200);
         }
     }
 
@@ -761,6 +805,25 @@ impl Daemon {
             child.kill().expect("it can be killed");
             child.wait().expect("it ends");
         }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn ended(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().expect("it runs");
+        wait_for("the daemon's end", || child.try_wait().expect("it is ours"))
+    }
+
+    /// Sends a call that need not be answered.
+    pub fn tried(&self, method: &str, path: &str, body: &Value) -> Result<Reply, String> {
+        let (token, url) = (format!("Bearer {}", self.token), format!("{}{path}", self.url));
+        let call =
+            async { self.http.request(method, &url, &[("authorization", &token)], body.to_string().into()).await };
+        self.http.rt.block_on(call)
     }
 
     #[track_caller]

@@ -220,6 +220,28 @@ fn a_promotion_that_fails_does_not_stop_the_sweep() {
     assert_eq!(lab.state(&broken), "CANCELLED cancelled", "it can still be got rid of");
 }
 
+/// A run that somebody else has moved since the sweep saw it waiting is not granted anything (I3, I4).
+#[test]
+fn a_run_that_somebody_else_has_moved_is_not_promoted() {
+    let mut lab = Lab::new();
+    lab.node("b1", &["board"]);
+    lab.node("h1", &["host"]);
+    drain_all(&lab, &["b1", "h1"]);
+    let first = lab.queued(&one_step());
+    let second = lab.queued(&json!({"requires": requires(&["pc=host"]), "steps": [step("work", "pc")]}));
+    // Nobody is beside the writer; so it is planted that with the first also the second begins to run, elsewhere.
+    lab.is_broken = true;
+    let plant = format!(
+        "CREATE TRIGGER plant AFTER UPDATE OF state ON runs WHEN NEW.run_id = '{first}' AND NEW.state = 'RUNNING'
+         BEGIN UPDATE runs SET state = 'RUNNING', assigned = '[]', started_at = 1 WHERE run_id = '{second}'; END"
+    );
+    lab.outside().execute_batch(&plant).expect("a trigger");
+    sweep_all(&mut lab);
+    assert_eq!((lab.holder("b1"), lab.holder("h1")), (Some(first), None));
+    let started: i64 = lab.row("SELECT started_at FROM runs WHERE run_id = ?1", [&second], |row| row.get(0));
+    assert_eq!(started, 1, "left as it was found");
+}
+
 /// A fleet in which `m` alone serves both roles, and comes first in the order; without it two nodes are needed.
 fn wide_lab() -> (Lab, Value) {
     let lab = Lab::with(|settings| settings.lease_max_per_run = 1);

@@ -263,25 +263,15 @@ fn no_newer_submission_slips_in_between() {
     let mut waiting = lab.queued(&one_step());
     for round in 0..40 {
         // The writer is kept busy until both wait, so that they share a group; in some rounds they arrive as they like.
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let store = lab.store().clone();
-        let busy = lab.http.rt.spawn(async move {
-            let held = std::sync::Mutex::new(held);
-            let wait = move || held.lock().expect("no holder panics").recv().is_ok();
-            store.write(move |_| Ok(wait())).await
-        });
+        let busy = lab.hold_writer();
         let cancel = lab.park("POST", &format!("/v1/runs/{holder}/cancel"), &json!({}));
         let submit = lab.park("POST", "/v1/runs", &one_step());
         if round % 4 > 0 {
-            // Both have reached the writer once reads that were sent after them are answered.
-            for _ in 0..4 {
-                lab.get("/v1/runs?limit=1").expect(200);
-            }
+            lab.let_wait();
         }
-        drop(release);
+        drop(busy);
         let newer = lab.join(submit).expect(202);
         lab.join(cancel).expect(200);
-        lab.http.rt.block_on(busy).expect("no panic").expect("a write");
         has_started(&lab, &waiting);
         holder = waiting;
         waiting = newer["run_id"].as_str().expect("an id").to_owned();
@@ -319,4 +309,23 @@ fn a_result_with_a_claim_is_answered_after_the_wake() {
     let body = with(report("b1", &claim, json!({"exit_code": 0})), "instance", "b1-1");
     let answer = lab.post(&format!("{}?claim=true", result_path(&claim)), &body).expect(200);
     assert_eq!(answer["claim"]["run_id"], json!(waiting));
+}
+
+/// "A wake that fails is logged, never becomes a request's error, and stays owed: the next write of any kind repeats it
+/// first." What must not come before it is told to come again.
+#[test]
+fn a_wake_that_failed_is_repeated_by_the_next_write() {
+    let (lab, holder, waiting) = waiting_for_board(json!([step("work", "dut")]));
+    let plant = "CREATE TRIGGER plant BEFORE UPDATE OF state ON runs WHEN NEW.state = 'RUNNING'
+        BEGIN SELECT RAISE(ROLLBACK, 'planted'); END";
+    lab.outside().execute_batch(plant).expect("a trigger");
+    lab.cancel(&holder);
+    still_waits(&lab, &waiting);
+    // It fails again, and again it is nobody's error.
+    lab.heartbeat("h1");
+    still_waits(&lab, &waiting);
+    lab.submit(&one_step()).problem(503, "unavailable");
+    lab.outside().execute_batch("DROP TRIGGER plant").expect("no trigger");
+    lab.heartbeat("h1");
+    has_started(&lab, &waiting);
 }

@@ -10,7 +10,8 @@ CREATE TABLE boot (
     one          INTEGER PRIMARY KEY CHECK (one = 1),
     number       INTEGER NOT NULL,          -- grows by 1 at each start
     started_at   INTEGER NOT NULL,
-    clock_offset INTEGER NOT NULL           -- added to times on the scale when they are shown
+    clock_offset INTEGER NOT NULL,          -- added to times on the scale when they are shown
+    copied       INTEGER NOT NULL DEFAULT 0 CHECK (copied IN (0, 1)) -- a backup: the first start ends what was under way
 ) STRICT;
 
 -- Who may call. Only the hash of a token is kept.

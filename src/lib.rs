@@ -1,5 +1,6 @@
 //! Mediator.
 pub mod agent;
+pub mod backup;
 pub mod cli;
 pub mod client;
 pub mod clock;

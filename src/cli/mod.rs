@@ -14,6 +14,7 @@ use crate::tls::Trust;
 mod agent;
 mod artifacts;
 mod asks;
+mod backup;
 mod change;
 mod contract_file;
 mod events;
@@ -92,6 +93,8 @@ enum Command {
     Login(login::Args),
     /// Forget what `login` has kept
     Logout,
+    /// Make a new data folder from a backup
+    Restore(backup::RestoreArgs),
 }
 
 /// The commands that ask the daemon.
@@ -136,6 +139,8 @@ enum ClientCommand {
     Request(keeping::RequestArgs),
     /// List what is to be sent to webhooks, or send it again
     Outbox(keeping::OutboxArgs),
+    /// Write everything that the daemon keeps to a file, while it serves
+    Backup(backup::BackupArgs),
     /// Examine the daemon: durability, room, invariants (exit code 1: something is wrong)
     Doctor,
 }
@@ -262,6 +267,7 @@ pub fn run() -> ExitCode {
         Command::Supervise => agent::supervise(),
         Command::Attend(args) => agent::attend(&args),
         Command::Login(args) => finish(block_on(login::login(args)), global.json),
+        Command::Restore(args) => finish(backup::restore(&args), global.json),
         Command::Logout => finish(login::logout(), global.json),
         Command::Lint(args) => finish(lint::run(args, global.json), global.json),
         Command::Client(command) => {
@@ -324,6 +330,7 @@ fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
             ClientCommand::Undrain(args) => nodes::undrain(args, context).await,
             ClientCommand::Request(args) => keeping::request(args, context).await,
             ClientCommand::Outbox(args) => keeping::outbox(args, context).await,
+            ClientCommand::Backup(args) => backup::backup(args, context).await,
             ClientCommand::Doctor => keeping::doctor(context).await,
         }
     })

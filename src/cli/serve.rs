@@ -88,6 +88,7 @@ async fn serve(config: Config) -> Result<(), String> {
     };
     let store = Store::open(&config.data, config.settings, Clock::system())?;
     store.sweep_records();
+    store.sweep_backups();
     // What a kill left behind. A longer backlog is worked off beside the service: nobody waits for it.
     store.seal_owed(SEALS_FIRST).await;
     let listener =

@@ -116,6 +116,8 @@ pub enum VerdictKind {
     Drained,
     /// The submitter who was to hold the nodes was not heard of any more.
     HolderGone,
+    /// It was under way in a backup that was restored.
+    Restored,
 }
 
 impl VerdictKind {
@@ -132,6 +134,7 @@ impl VerdictKind {
             Self::AgentRestarted => "agent-restarted",
             Self::Drained => "drained",
             Self::HolderGone => "holder-gone",
+            Self::Restored => "restored",
         }
     }
 

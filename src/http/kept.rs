@@ -136,6 +136,26 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
     Ok(reply)
 }
 
+/// `GET /v1/backup`: everything that the daemon keeps, as of now, as a tar.
+pub async fn backup(call: Call) -> Result<Reply, Problem> {
+    call.query.only(&[])?;
+    let backup = call.app.store.backup().await?;
+    let (sender, body) = reply::pieces(2);
+    tokio::task::spawn_blocking(move || {
+        let sink = io::BufWriter::with_capacity(64 << 10, Sink(sender.clone()));
+        if let Err(error) = backup.send(sink) {
+            log::warn!("cannot send a backup cause={error}");
+            // Cut off rather than ended. Nobody hears it if the client has gone.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    let mut reply = hyper::Response::new(body);
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    Ok(reply)
+}
+
 /// Hands what is written in a blocking task to a body, as fast as the client reads.
 struct Sink(mpsc::Sender<io::Result<Bytes>>);
 

@@ -84,6 +84,7 @@ routes! {
     DELETE "v1/nodes/*/drain"                     Json operators once  nodes::undrain;
     GET    "v1/capabilities"                      None anyone    often nodes::capabilities;
     GET    "v1/asks"                              None anyone    often asks::list;
+    GET    "v1/backup"                            None operators often kept::backup;
     GET    "v1/doctor"                            None operators often outbox::doctor;
     GET    "v1/outbox"                            None operators often outbox::list;
     POST   "v1/outbox/*/resend"                   Json operators once  outbox::resend;

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OptionalExtension as _};
 use sha2::{Digest as _, Sha256};
@@ -227,7 +228,8 @@ pub(super) fn missing(conn: &Connection, run: &RunId) -> Error {
 impl Store {
     /// Removes the files of runs that were pruned. Failures are logged and tried again by the next call.
     pub async fn remove_pruned_files(&self) {
-        loop {
+        // A backup that is being made may need them; its end tells.
+        while self.0.backups.load(Ordering::SeqCst) == 0 {
             let runs = self.read(|conn| {
                 let mut statement = conn.prepare_cached(
                     "SELECT run_id FROM pruned_runs INDEXED BY pruned_runs_files WHERE has_files = 1 LIMIT ?1",

@@ -13,6 +13,7 @@ pub mod advert;
 mod alarm;
 pub mod artifacts;
 pub mod ask;
+pub mod backup;
 mod begin;
 pub mod cancel;
 mod checkpoint;
@@ -92,6 +93,8 @@ struct Inner {
     logs: logs::Logs,
     /// Held while a record is sealed: true after a mark of which it is not known whether it was kept.
     sealing: tokio::sync::Mutex<bool>,
+    /// How many backups are being made: until then no file of theirs is removed.
+    backups: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -162,8 +165,10 @@ impl Store {
         let logs = logs::Logs::new(Arc::clone(&folder), settings.log_max_bytes);
         let writer = Mutex::new(Some(handle));
         let sealing = tokio::sync::Mutex::default();
+        let backups = std::sync::atomic::AtomicUsize::new(0);
         let reading = tokio::sync::Semaphore::new(READERS as usize);
-        let inner = Inner { waiting, readers, reading, hub, clock, settings, folder, tokens, logs, sealing, writer };
+        let inner =
+            Inner { waiting, readers, reading, hub, clock, settings, folder, tokens, logs, sealing, backups, writer };
         Ok(Self(Arc::new(inner)))
     }
 

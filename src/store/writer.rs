@@ -17,7 +17,7 @@ use super::checkpoint::{checkpoint, empty_wal};
 use super::hub::Hub;
 use super::tx::{Effects, Memory, Tx};
 use super::waiting::{Waiting, Write};
-use super::{Error, NEVER, reaper, sweep};
+use super::{Error, NEVER, backup, reaper, sweep};
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
 use crate::failpoint;
@@ -60,6 +60,7 @@ impl Writer {
         self.begin()?;
         let tx = self.tx(false);
         reaper::grant_start_grace(&tx)?;
+        backup::end_restored(&tx)?;
         self.commit()?;
         failpoint!("start.after_grace");
         self.owes_wake = true;

@@ -3,6 +3,7 @@
 mod acquire;
 mod artifacts;
 mod ask;
+mod backup;
 mod claim;
 mod cleaning;
 mod clock;

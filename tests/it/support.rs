@@ -768,7 +768,11 @@ impl Daemon {
 
     /// Starts it with a file of settings.
     pub fn with(config: &str) -> Self {
-        let dir = tempfile::tempdir().expect("there is room");
+        Self::on(tempfile::tempdir().expect("there is room"), config)
+    }
+
+    /// Starts it on a folder.
+    pub fn on(dir: TempDir, config: &str) -> Self {
         let (http, config) = (Http::new(), config.to_owned());
         let mut daemon = Self { dir, http, child: None, config, url: String::new(), token: String::new() };
         daemon.start_again();

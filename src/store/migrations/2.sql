@@ -1,4 +1,6 @@
--- From schema 1 to 2: pruning of history, cleaning of nodes.
+-- From schema 1 to 2: pruning of history, cleaning of nodes, backups.
+
+ALTER TABLE boot ADD COLUMN copied INTEGER NOT NULL DEFAULT 0 CHECK (copied IN (0, 1));
 
 ALTER TABLE nodes ADD COLUMN cleans INTEGER NOT NULL DEFAULT 0 CHECK (cleans IN (0, 1));
 

@@ -226,7 +226,7 @@ impl Sequence {
         let started = lab.now();
         Self {
             dice,
-            is_crowded: seed % 2 == 0,
+            is_crowded: seed.is_multiple_of(2),
             trail,
             lab,
             started,

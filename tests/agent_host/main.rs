@@ -4,6 +4,7 @@
 mod check;
 mod cleanup;
 mod host;
+mod init;
 mod lab;
 mod reload;
 #[path = "../support/mod.rs"]

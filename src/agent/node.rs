@@ -331,9 +331,8 @@ impl Node {
         self.advert_now.notify_one();
     }
 
-    /// Takes note that this life's cleanup failed.
-    pub fn note_failed_cleanup(&self) {
-        let reading = self.orders.borrow().reading;
+    /// Takes note that this life's cleanup failed, which began as the file said at `reading`.
+    pub fn note_failed_cleanup(&self, reading: u64) {
         *self.failed_cleanup.lock().expect("no holder panics") = Some(reading);
     }
 

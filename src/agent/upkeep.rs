@@ -60,7 +60,7 @@ impl Node {
     /// is reported: the next life cleans again.
     pub async fn clean(&self, cleaning: &Cleaning) {
         let _hands = self.hands.lock().await;
-        let config = self.config();
+        let Orders { config, reading, .. } = self.orders.borrow().clone();
         let Some(errand) = &config.cleanup else {
             // It left the file a moment ago; the daemon forgets the cleaning when it hears of that.
             let mut heard = self.heard.subscribe();
@@ -86,12 +86,16 @@ impl Node {
         }
         let body = body.to_string();
         tokio::select! {
-            () = self.report_cleaning(&body, ended.is_err()) => {}
+            () = self.report_cleaning(&body) => {
+                if ended.is_err() {
+                    self.note_failed_cleanup(reading);
+                }
+            }
             () = self.abandoned() => {}
         }
     }
 
-    async fn report_cleaning(&self, body: &str, failed: bool) {
+    async fn report_cleaning(&self, body: &str) {
         let id = self.config().id.clone();
         let path = format!("/v1/nodes/{}/cleaned", encode(&id));
         let mut pause = Pause::default();
@@ -99,18 +103,10 @@ impl Node {
             let body = Bytes::from(body.to_owned());
             let client = self.link.client();
             let answer = client.call(Method::POST, &path, Some("application/json"), body, CALL_LIMIT).await;
-            let Err(error) = answer else {
-                if failed {
-                    self.note_failed_cleanup();
-                }
-                return;
-            };
+            let Err(error) = answer else { return };
             match refusal(&error) {
                 // Somebody settled it, or the answer to an earlier report was lost.
                 Some((StatusCode::CONFLICT, "stale-lease")) => {
-                    if failed {
-                        self.note_failed_cleanup();
-                    }
                     return info!("the daemon had settled the cleaning node={id}: {error}");
                 }
                 Some((StatusCode::CONFLICT, _) | (StatusCode::NOT_FOUND, _)) => {

@@ -59,8 +59,11 @@ fn a_check_over_its_time_is_ended() {
 #[test]
 fn a_check_that_cannot_be_started_says_so() {
     let lab = Lab::start();
-    let _agent = lab.agent("[[node]]\nid = \"n\"\ncheck = [\"no-such-program\"]\n");
-    lab.wait_for_reason("n", "check cannot start no-such-program: No such file or directory (os error 2)");
+    // A path starts at the folder that the file is in.
+    let agent = lab.agent("[[node]]\nid = \"n\"\ncheck = [\"./none\"]\n");
+    let program = agent.dir.path().join("./none");
+    let reason = format!("check cannot start {}: No such file or directory (os error 2)", program.display());
+    lab.wait_for_reason("n", &reason);
 }
 
 #[test]

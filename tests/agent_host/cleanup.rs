@@ -89,6 +89,20 @@ fn a_cleanup_that_fails_drains_the_board_until_its_owner_sees_to_it() {
 }
 
 #[test]
+fn a_cleanup_that_fails_after_its_owner_has_put_another_in_its_place_is_tried_again() {
+    let lab = Lab::start();
+    let agent = lab.agent(&board(&format!("{SLOW}; exit 1")));
+    lab.wait_until_free("n");
+    lab.submit_script("true");
+    wait_for_file(&agent, "cleaned", "begun\n");
+    agent.reload(&board("echo mended >> cleaned"));
+    agent.says("the file is taken over");
+    agent.touch("go");
+    lab.wait_until_free("n");
+    assert_eq!(agent.file("cleaned"), "begun\nended\nmended\n");
+}
+
+#[test]
 fn a_cleanup_over_its_time_is_ended_and_drains_the_board() {
     let lab = Lab::start();
     let mark = unique("clean");

@@ -9,7 +9,7 @@
 //! Invariants kept here: a result names node, nonce and attempt (I8); no attempt is begun twice by one life of the
 //! agent, and nothing is begun before earlier work on the node is stopped (I11).
 
-mod advert;
+pub mod advert;
 pub mod artifacts;
 pub mod config;
 pub mod deadline;

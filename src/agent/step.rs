@@ -52,7 +52,14 @@ pub async fn carry_out(node: &Node, claim: Claim, sent_at: Ms, received_at: Ms) 
     }
     let named = format!("run={} node={} step={} attempt={}", claim.run_id, config.id, claim.id, claim.attempt);
     // A check may be under way; the lease is renewed meanwhile.
-    let hands = node.hands.lock().await;
+    let hands = tokio::select! {
+        biased;
+        () = node.abandoned() => None,
+        hands = node.hands.lock() => Some(hands),
+    };
+    let Some(hands) = hands else {
+        return report(node, &claim, &Outcome::Lost("told to stop before it began".into()), None).await;
+    };
     if node.lease.borrow().as_ref().is_none_or(|lease| lease.is_over(boottime_ms())) {
         return report(node, &claim, &Outcome::Lost("the lease ended before it began".into()), None).await;
     }

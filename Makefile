@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance test crash crash-demo soak check clean
+.PHONY: help build demo retry-demo conformance test crash crash-demo soak bench check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -34,6 +34,9 @@ crash-demo: ## what a kill leaves, and what a restart and a retry make of it, in
 soak: ## random kills of the daemon and agents under load, for DURATION seconds (60); SEED=n repeats a run
 	SOAK_SECONDS=$(or $(DURATION),60) SOAK_SEED=$(SEED) \
 		$(CARGO) test --locked --features failpoints --test crash -- --nocapture soak::
+
+bench: ## measure the daemon against its own ceiling (docs/performance.md); ONLY=submit one group, QUICK=1 fewer rounds
+	@ONLY="$(ONLY)" QUICK="$(QUICK)" $(CARGO) bench --quiet --locked --bench rates
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

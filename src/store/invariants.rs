@@ -17,6 +17,7 @@ pub struct Broken {
 struct Check {
     invariant: &'static str,
     /// Whether its cost follows from what runs, not from what waits or has ended.
+    #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "only debug builds check before every commit"))]
     is_cheap: bool,
     query: &'static str,
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::ids::NodeId;
 
 /// One role to be filled.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Role {
     /// `as`: the name the contract's steps use.
     pub name: String,
@@ -25,7 +25,7 @@ pub struct Role {
 }
 
 /// What a contract requires.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Requirement {
     /// In contract order.
     pub roles: Vec<Role>,

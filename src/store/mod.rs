@@ -31,6 +31,7 @@ pub mod logs;
 mod migrate;
 pub mod outbox;
 mod progress;
+mod queue;
 mod reaper;
 pub mod record;
 pub mod renew;

@@ -5,7 +5,6 @@
 //! (I6).
 
 use std::cell::{Ref, RefCell};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -14,11 +13,11 @@ use serde_json::Value;
 
 use super::fleet::Fleet;
 use super::hub::Topic;
+use super::queue::Queue;
 use super::{Error, NEVER};
 use crate::clock::Ms;
 use crate::config::Settings;
 use crate::domain::ids::{NodeId, RunId};
-use crate::domain::matching::Requirement;
 
 /// A write in its transaction.
 pub struct Tx<'a> {
@@ -38,8 +37,7 @@ pub struct Tx<'a> {
 #[derive(Default)]
 pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
-    /// Requirements by shape, which is a hash of the content: an entry is never wrong.
-    pub(super) requirements: RefCell<HashMap<i64, Arc<Requirement>>>,
+    pub(super) queue: RefCell<Queue>,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
 }

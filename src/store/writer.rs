@@ -277,6 +277,7 @@ impl Writer {
             // Another connection has written: nothing that was remembered is trusted.
             self.data_version = version;
             self.memory.fleet.borrow_mut().forget();
+            self.memory.queue.borrow_mut().forget();
         }
         Ok(())
     }

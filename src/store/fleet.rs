@@ -114,7 +114,7 @@ impl Fleet {
             }
         }
         #[cfg(debug_assertions)]
-        self.check(conn, settings)?;
+        super::statements::unseen(|| self.check(conn, settings))?;
         Ok(())
     }
 
@@ -167,6 +167,11 @@ impl Fleet {
     /// having been marked yet are among them.
     pub(super) fn offered(&self) -> &HashMap<Offer, u32> {
         &self.offered
+    }
+
+    /// Says whether a lease may be granted on any node now.
+    pub(super) fn has_available(&self, now: Ms) -> bool {
+        self.entries.values().any(|entry| entry.is_available(now))
     }
 
     /// Returns the nodes on which a lease may be granted now, in order.

@@ -38,6 +38,8 @@ pub mod renew;
 pub mod request;
 pub mod result;
 mod runs;
+#[cfg(debug_assertions)]
+pub mod statements;
 pub mod submit;
 mod sweep;
 pub mod token;

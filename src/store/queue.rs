@@ -68,7 +68,7 @@ impl Queue {
             self.0 = Some(read(conn)?);
         }
         #[cfg(debug_assertions)]
-        self.check(conn)?;
+        super::statements::unseen(|| self.check(conn))?;
         Ok(())
     }
 

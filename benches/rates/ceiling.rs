@@ -24,7 +24,8 @@ type Call = (Bytes, oneshot::Sender<()>);
 
 #[derive(Default)]
 struct Waiting {
-    calls: Mutex<VecDeque<Call>>,
+    /// The calls, and from how many on the writer wants to hear of one.
+    calls: Mutex<(VecDeque<Call>, usize)>,
     arrived: Condvar,
 }
 
@@ -56,8 +57,13 @@ async fn serve(waiting: Arc<Waiting>) {
 async fn answer(waiting: Arc<Waiting>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await.expect("a body").to_bytes();
     let (reply, committed) = oneshot::channel();
-    waiting.calls.lock().expect("no holder panics").push_back((body, reply));
-    waiting.arrived.notify_one();
+    {
+        let mut state = waiting.calls.lock().expect("no holder panics");
+        state.0.push_back((body, reply));
+        if state.0.len() >= state.1 {
+            waiting.arrived.notify_one();
+        }
+    }
     committed.await.expect("the writer answers");
     Ok(Response::new(Full::new(Bytes::from_static(b"ok"))))
 }
@@ -67,18 +73,17 @@ fn write(conn: &rusqlite::Connection, wal: &Path, waiting: &Waiting) {
     loop {
         let group = {
             let mut calls = waiting.calls.lock().expect("no holder panics");
-            while calls.is_empty() {
+            while calls.0.is_empty() {
                 calls = waiting.arrived.wait(calls).expect("no holder panics");
             }
-            let (wanted, until) = (pace.wanted(), Instant::now() + pace.patience());
-            while calls.len() < wanted {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                calls = waiting.arrived.wait_timeout(calls, left).expect("no holder panics").0;
+            let (wanted, patience) = pace.patience();
+            if calls.0.len() < wanted {
+                calls.1 = wanted;
+                let is_short = |calls: &mut (VecDeque<Call>, usize)| calls.0.len() < calls.1;
+                calls = waiting.arrived.wait_timeout_while(calls, patience, is_short).expect("no holder panics").0;
+                calls.1 = 0;
             }
-            std::mem::take(&mut *calls)
+            std::mem::take(&mut calls.0)
         };
         bare::run(conn, "BEGIN IMMEDIATE");
         for (body, _) in &group {
@@ -104,12 +109,9 @@ struct Pace {
 }
 
 impl Pace {
-    fn wanted(&self) -> usize {
-        self.sizes[0].max(self.sizes[1])
-    }
-
-    fn patience(&self) -> Duration {
-        self.commit / 10
+    fn patience(&self) -> (usize, Duration) {
+        let patience = self.commit / 10;
+        if patience < Duration::from_micros(50) { (1, patience) } else { (self.sizes[0].max(self.sizes[1]), patience) }
     }
 
     fn committed(&mut self, size: usize, took: Duration) {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::Bench;
-use super::client::{Conn, Shot, load};
+use super::client::{Conn, Load, Shot, load};
 use super::lab;
 use super::server::{How, Server};
 use super::table::{Pairs, Table, Target, millis, ms, per_second};
@@ -49,8 +49,15 @@ pub fn measure(bench: &Bench, table: &mut Table) {
                 let mut conn = Conn::open(&own.peer).await;
                 lab::board(&mut conn, "b1").await;
                 lab::drain(&mut conn, "b1").await;
-                let own = load(&own.peer, case.clients, time, &daemon).await;
-                (own, load(&other.peer, case.clients, time, &ceiling).await)
+                let before = own.cpu();
+                let own_load = load(&own.peer, case.clients, time, &daemon).await;
+                let own_cpu = own.cpu() - before;
+                let before = other.cpu();
+                let other_load = load(&other.peer, case.clients, time, &ceiling).await;
+                let each = |cpu: Duration, load: &Load| cpu.as_micros() as f64 / (load.latencies.len() as f64 * 1.15);
+                let (daemon, ceiling) = (each(own_cpu, &own_load), each(other.cpu() - before, &other_load));
+                eprintln!("  processor time a call, about: {daemon:.0} us, ceiling {ceiling:.0} us");
+                (own_load, other_load)
             });
             rates.push(own.per_second, other.per_second);
             times.push(millis(own.median()), millis(other.median()));

@@ -30,6 +30,7 @@ mod live;
 pub mod logs;
 mod migrate;
 pub mod outbox;
+mod pace;
 mod progress;
 mod queue;
 mod reaper;
@@ -136,6 +137,7 @@ impl Store {
             wake_error: Error::Busy,
             alarm,
             checkpoint_at: NEVER,
+            pace: pace::Pace::default(),
             due_at: 0,
             not_before: 0,
         };

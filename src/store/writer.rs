@@ -9,16 +9,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rusqlite::Connection;
 
 use super::alarm::Alarm;
 use super::checkpoint::{checkpoint, empty_wal};
 use super::hub::Hub;
+use super::pace::Pace;
 use super::tx::{Effects, Memory, Tx};
 use super::waiting::{Waiting, Write};
 use super::{Error, NEVER, reaper, sweep};
-use crate::clock::{Clock, Ms};
+use crate::clock::{Clock, Ms, stopwatch};
 use crate::config::Settings;
 use crate::failpoint;
 
@@ -49,6 +51,7 @@ pub(super) struct Writer {
     pub(super) alarm: Alarm,
     /// When a checkpoint is to be tried again.
     pub(super) checkpoint_at: Ms,
+    pub(super) pace: Pace,
     /// When to look whether the rows have something due, and, after a failure, not before.
     pub(super) due_at: Ms,
     pub(super) not_before: Ms,
@@ -74,7 +77,7 @@ impl Writer {
         let mut ahead: Option<usize> = None;
         loop {
             self.set_alarm();
-            let Some(mut group) = self.waiting.take() else { break };
+            let Some(mut group) = self.waiting.take(self.pace.patience()) else { break };
             if let Some(offset) = self.clock.follow_wall_clock() {
                 self.keep_offset(offset);
             }
@@ -82,6 +85,9 @@ impl Writer {
                 ahead = Some(group.len() + self.waiting.len());
             }
             let taken = group.len();
+            if taken > 0 {
+                self.pace.taken(taken);
+            }
             while !group.is_empty() {
                 self.group(&mut group);
             }
@@ -144,7 +150,9 @@ impl Writer {
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
             failpoint!("group.before_commit");
+            let began = stopwatch();
             self.commit()?;
+            self.pace.committed(began.elapsed());
             failpoint!("group.after_commit");
             Ok(kept)
         });
@@ -308,7 +316,7 @@ impl Writer {
     fn drain(&mut self, error: &Error) -> ! {
         empty_wal(&self.conn, error, || {
             self.waiting.poke();
-            for write in self.waiting.take().unwrap_or_default() {
+            for write in self.waiting.take((1, Duration::ZERO)).unwrap_or_default() {
                 write.answer(Err(error.clone()));
             }
         })

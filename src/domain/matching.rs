@@ -111,6 +111,14 @@ pub fn judge(requirement: &Requirement, known: &[&Node]) -> Result<Assignment, R
 pub fn fit(requirement: &Requirement, available: &[&Node]) -> Option<Assignment> {
     let mut chosen = vec![Vec::new(); requirement.roles.len()];
     for group in groups(requirement) {
+        if let [role] = group[..]
+            && requirement.roles[role].count == 1
+        {
+            // The common case, without a list of all that would do: the first that does.
+            let first = available.iter().position(|node| node.serves(&requirement.roles[role]).is_some())?;
+            chosen[role] = vec![first];
+            continue;
+        }
         let candidates = candidates(requirement, available, &group);
         let nodes = assign(requirement, available.len(), &group, &candidates)?;
         for (role, nodes) in group.into_iter().zip(nodes) {

@@ -54,7 +54,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
     }
     let mut heads = {
         let fleet = tx.fleet()?;
-        if fleet.available(tx.now).is_empty() {
+        if !fleet.has_available(tx.now) {
             return Ok(());
         }
         let mut queue = tx.memory.queue.borrow_mut();
@@ -98,7 +98,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
                 for shape in std::mem::take(&mut too_wide) {
                     heads.extend(next(tx, shape, place)?);
                 }
-                if tx.fleet()?.available(tx.now).is_empty() {
+                if !tx.fleet()?.has_available(tx.now) {
                     return Ok(());
                 }
             }
@@ -128,9 +128,9 @@ fn fits(tx: &Tx, shape: i64) -> Result<bool, Error> {
 /// Moves one run from QUEUED to RUNNING with its leases, or leaves it as it was.
 fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
     let mut row = runs::get(tx, run)?;
-    let contract = runs::contract(run, &row.contract)?;
+    let contract = tx.contract(run, &row.contract)?;
     if shape(&contract.requires) != own {
-        // What becomes of it must say nothing about the others of the shape it is said to have.
+        // Somebody has changed the row: what becomes of it must say nothing about others.
         return Err(Error::Broken(format!("the shape of run {run} is not that of its contract")));
     }
     {

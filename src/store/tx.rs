@@ -14,9 +14,11 @@ use serde_json::Value;
 use super::fleet::Fleet;
 use super::hub::Topic;
 use super::queue::Queue;
+use super::runs::Contracts;
 use super::{Error, NEVER};
 use crate::clock::Ms;
 use crate::config::Settings;
+use crate::domain::contract::Contract;
 use crate::domain::ids::{NodeId, RunId};
 
 /// A write in its transaction.
@@ -38,6 +40,7 @@ pub struct Tx<'a> {
 pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
     pub(super) queue: RefCell<Queue>,
+    pub(super) contracts: RefCell<Contracts>,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
 }
@@ -134,6 +137,11 @@ impl<'a> Tx<'a> {
     pub(super) fn fleet(&self) -> Result<Ref<'a, Fleet>, Error> {
         self.memory.fleet.borrow_mut().refresh(self.conn, self.settings)?;
         Ok(self.memory.fleet.borrow())
+    }
+
+    /// Returns the contract of a run, of which `text` was read.
+    pub(super) fn contract(&self, run: &RunId, text: &str) -> Result<Arc<Contract>, Error> {
+        self.memory.contracts.borrow_mut().get(run, text)
     }
 
     /// Tells whoever waits for `topic`, after the commit.

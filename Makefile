@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak mutants check clean
+.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak mutants bench check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -45,6 +45,9 @@ soak: ## random kills of the daemon and agents under load, for DURATION seconds 
 
 mutants: ## remove one guard at a time: some test must turn red (15 min; ONLY=name,name for some; tests/mutants/README.md)
 	@scripts/mutants --only '$(ONLY)'
+
+bench: ## measure the daemon against its own ceiling (docs/performance.md); ONLY=submit one group, QUICK=1 fewer rounds
+	@ONLY="$(ONLY)" QUICK="$(QUICK)" $(CARGO) bench --quiet --locked --bench rates
 
 check: ## what CI asks for: format, clippy, tests, documentation
 	$(CARGO) fmt --check

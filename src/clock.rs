@@ -36,6 +36,12 @@ enum Source {
     },
 }
 
+/// Begins to measure how long something takes that nothing durable depends on.
+#[allow(clippy::disallowed_methods, reason = "how long it took while awake is what is asked for")]
+pub fn stopwatch() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
 impl Clock {
     /// Returns the machine's clock: the scale starts at the wall clock's time.
     pub fn system() -> Self {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::ids::NodeId;
 
 /// One role to be filled.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Role {
     /// `as`: the name the contract's steps use.
     pub name: String,
@@ -25,7 +25,7 @@ pub struct Role {
 }
 
 /// What a contract requires.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Requirement {
     /// In contract order.
     pub roles: Vec<Role>,
@@ -111,6 +111,14 @@ pub fn judge(requirement: &Requirement, known: &[&Node]) -> Result<Assignment, R
 pub fn fit(requirement: &Requirement, available: &[&Node]) -> Option<Assignment> {
     let mut chosen = vec![Vec::new(); requirement.roles.len()];
     for group in groups(requirement) {
+        if let [role] = group[..]
+            && requirement.roles[role].count == 1
+        {
+            // The common case, without a list of all that would do: the first that does.
+            let first = available.iter().position(|node| node.serves(&requirement.roles[role]).is_some())?;
+            chosen[role] = vec![first];
+            continue;
+        }
         let candidates = candidates(requirement, available, &group);
         let nodes = assign(requirement, available.len(), &group, &candidates)?;
         for (role, nodes) in group.into_iter().zip(nodes) {

@@ -9,6 +9,7 @@ pub mod field;
 pub mod ids;
 pub mod json;
 pub mod matching;
+pub mod offer;
 pub mod plan;
 pub mod run;
 pub mod step;

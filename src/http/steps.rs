@@ -36,8 +36,12 @@ pub async fn result(mut call: Call) -> Result<Reply, Problem> {
     // What the step wrote must survive whatever its result does.
     let key = LogKey { run: report.run.clone(), seq, attempt: report.attempt };
     let logs = store.clone();
-    let synced = tokio::task::spawn_blocking(move || logs.logs().sync(&key)).await;
-    let synced = synced.map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?;
+    let synced = if store.logs().is_there(&key) {
+        let synced = tokio::task::spawn_blocking(move || logs.logs().sync(&key)).await;
+        synced.map_err(|error| Error::Broken(format!("syncing a log ended early: {error}")))?
+    } else {
+        Ok(())
+    };
     if let Err(error) = synced {
         // Synced again, it would "succeed" without what was lost. The agent still has all of it: it sends it to the
         // next life of the daemon.

@@ -42,7 +42,7 @@ pub fn answer(tx: &Tx, answer: &Answer) -> Result<bool, Error> {
     if kind != "ask" {
         return refuse("not-asked", format!("step {} of run {} is not a question", answer.seq, answer.run));
     }
-    let contract = runs::contract(&answer.run, &row.contract)?;
+    let contract = tx.contract(&answer.run, &row.contract)?;
     let at = usize::try_from(answer.seq - 1).unwrap_or(usize::MAX);
     let Some(Kind::Ask(question)) = contract.steps.get(at).map(|step| &step.kind) else {
         return Err(Error::Broken(format!("step {} of run {} is not what its row says", answer.seq, answer.run)));

@@ -32,7 +32,7 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let open = || -> rusqlite::Result<Connection> {
-        let conn = Connection::open_with_flags(path, flags)?;
+        let mut conn = Connection::open_with_flags(path, flags)?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
         conn.pragma_update(
@@ -50,7 +50,7 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         // Statement journals in memory: a full or missing temporary folder, or no free descriptor, must not look like a
         // failure of the data disk.
         conn.pragma_update(None, "temp_store", 2)?;
-        common(&conn)?;
+        common(&mut conn)?;
         Ok(conn)
     };
     let conn = open().map_err(|error| format!("cannot open {}: {error}", path.display()))?;
@@ -66,12 +66,16 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
     Ok(conn)
 }
 
-fn common(conn: &Connection) -> rusqlite::Result<()> {
+fn common(conn: &mut Connection) -> rusqlite::Result<()> {
     conn.pragma_update(None, "foreign_keys", true)?;
     conn.pragma_update(None, "trusted_schema", false)?;
     conn.pragma_update(None, "cell_size_check", true)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    // A plan must not depend on what is bound: it would be made anew at each use, which takes longer than the use.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     conn.set_prepared_statement_cache_capacity(256);
+    #[cfg(debug_assertions)]
+    super::statements::watch(conn)?;
     Ok(())
 }
 
@@ -91,9 +95,15 @@ fn expect(conn: &Connection, own: &[(&str, &str)]) -> Result<(), String> {
             return Err(format!("SQLite's {name} is {found} and must be {wanted}"));
         }
     }
-    match conn.db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE) {
-        Ok(true) => {}
-        other => return Err(format!("SQLite is not in defensive mode: {other:?}")),
+    let switches = [
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, "defensive mode"),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, "its mode of stable plans"),
+    ];
+    for (switch, name) in switches {
+        match conn.db_config(switch) {
+            Ok(true) => {}
+            other => return Err(format!("SQLite is not in {name}: {other:?}")),
+        }
     }
     let unsafe_build: bool = conn
         .query_row("SELECT count(*) FROM pragma_compile_options WHERE compile_options LIKE 'NO_SYNC%'", [], |r| {
@@ -136,10 +146,10 @@ impl r2d2::ManageConnection for Readers {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let open = || -> rusqlite::Result<Connection> {
-            let conn = Connection::open_with_flags(&self.path, flags)?;
+            let mut conn = Connection::open_with_flags(&self.path, flags)?;
             conn.busy_timeout(BUSY_TIMEOUT)?;
             conn.pragma_update(None, "query_only", true)?;
-            common(&conn)?;
+            common(&mut conn)?;
             Ok(conn)
         };
         let conn = open().map_err(|error| ReaderError(error.to_string()))?;

@@ -13,12 +13,15 @@ use crate::clock::Ms;
 use crate::config::Settings;
 use crate::domain::ids::NodeId;
 use crate::domain::matching::Node;
+use crate::domain::offer::{self, Offer};
 
 /// All nodes, in the order in which matching tries them.
 #[derive(Debug)]
 pub(super) struct Fleet {
     entries: BTreeMap<(usize, NodeId), Entry>,
     weights: HashMap<NodeId, usize>,
+    /// On how many nodes each capability and attribute may be had, silence that was not yet marked left aside.
+    offered: HashMap<Offer, u32>,
     stale: Stale,
 }
 
@@ -45,7 +48,7 @@ pub(super) struct Entry {
 
 impl Default for Fleet {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), weights: HashMap::new(), stale: Stale::All }
+        Self { entries: BTreeMap::new(), weights: HashMap::new(), offered: HashMap::new(), stale: Stale::All }
     }
 }
 
@@ -53,12 +56,12 @@ impl Entry {
     /// Says whether a new lease may be granted on it: not leased, not draining, not silent, not being
     /// cleaned.
     fn is_available(&self, now: Ms) -> bool {
-        self.is_known(now)
-            && now < self.live_until
-            && !self.is_silent
-            && !self.is_draining
-            && !self.is_leased
-            && !self.is_cleaning
+        self.is_known(now) && now < self.live_until && self.may_be_granted()
+    }
+
+    /// Says whether it is available unless it has fallen silent, which is a question of time.
+    fn may_be_granted(&self) -> bool {
+        !self.is_silent && !self.is_draining && !self.is_leased && !self.is_cleaning
     }
 
     fn is_known(&self, now: Ms) -> bool {
@@ -90,42 +93,61 @@ impl Fleet {
     }
 
     fn read_stale(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
-        match &mut self.stale {
+        match std::mem::replace(&mut self.stale, Stale::These(HashSet::new())) {
             Stale::All => {
                 self.entries.clear();
                 self.weights.clear();
-                let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE true"))?;
+                self.offered.clear();
+                let mut statement = conn.prepare_cached(ALL)?;
                 let mut rows = statement.query([])?;
                 while let Some(row) = rows.next()? {
-                    let entry = read(row, settings)?;
-                    self.weights.insert(entry.node.id.clone(), entry.node.weight());
-                    self.entries.insert((entry.node.weight(), entry.node.id.clone()), entry);
+                    self.put(read(row, settings)?);
                 }
-                self.stale = Stale::These(HashSet::new());
             }
             Stale::These(stale) => {
-                for id in stale.drain() {
-                    if let Some(weight) = self.weights.remove(&id) {
-                        self.entries.remove(&(weight, id.clone()));
-                    }
-                    let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE node_id = ?1"))?;
-                    if let Some(entry) = statement.query_row([id.as_str()], |row| Ok(read(row, settings))).optional()? {
-                        let entry = entry?;
-                        self.weights.insert(id.clone(), entry.node.weight());
-                        self.entries.insert((entry.node.weight(), id), entry);
+                let mut statement = conn.prepare_cached(ONE)?;
+                for id in stale {
+                    let entry = statement.query_row([id.as_str()], |row| Ok(read(row, settings))).optional()?;
+                    self.remove(&id);
+                    if let Some(entry) = entry {
+                        self.put(entry?);
                     }
                 }
             }
         }
         #[cfg(debug_assertions)]
-        self.check(conn, settings)?;
+        super::statements::unseen(|| self.check(conn, settings))?;
         Ok(())
+    }
+
+    fn put(&mut self, entry: Entry) {
+        if entry.may_be_granted() {
+            for offer in offer::offers(&entry.node) {
+                *self.offered.entry(offer).or_default() += 1;
+            }
+        }
+        self.weights.insert(entry.node.id.clone(), entry.node.weight());
+        self.entries.insert((entry.node.weight(), entry.node.id.clone()), entry);
+    }
+
+    fn remove(&mut self, id: &NodeId) {
+        let Some(weight) = self.weights.remove(id) else { return };
+        let entry = self.entries.remove(&(weight, id.clone())).expect("a node has its place");
+        if entry.may_be_granted() {
+            for offer in offer::offers(&entry.node) {
+                let nodes = self.offered.get_mut(&offer).expect("what is offered is counted");
+                *nodes -= 1;
+                if *nodes == 0 {
+                    self.offered.remove(&offer);
+                }
+            }
+        }
     }
 
     /// Debug builds compare with the rows every time: whoever forgets to touch is found.
     #[cfg(debug_assertions)]
     fn check(&self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
-        let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE true"))?;
+        let mut statement = conn.prepare_cached(ALL)?;
         let mut rows = statement.query([])?;
         let mut count = 0;
         while let Some(row) = rows.next()? {
@@ -143,17 +165,35 @@ impl Fleet {
         self.entries.values().filter(|entry| entry.is_known(now)).collect()
     }
 
+    /// Returns what may be had of the nodes that are available, and on how many of them. Those that fell silent without
+    /// having been marked yet are among them.
+    pub(super) fn offered(&self) -> &HashMap<Offer, u32> {
+        &self.offered
+    }
+
+    /// Says whether a lease may be granted on any node now.
+    pub(super) fn has_available(&self, now: Ms) -> bool {
+        self.entries.values().any(|entry| entry.is_available(now))
+    }
+
     /// Returns the nodes on which a lease may be granted now, in order.
     pub(super) fn available(&self, now: Ms) -> Vec<&Entry> {
         self.entries.values().filter(|entry| entry.is_available(now)).collect()
     }
 }
 
-const SELECT: &str = "SELECT node_id, label, static, capabilities, last_seen, live_until, silent,
-        owner_mode IS NOT NULL OR operator_mode IS NOT NULL,
-        EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id),
-        EXISTS (SELECT 1 FROM cleanings WHERE cleanings.node_id = nodes.node_id)
-    FROM nodes";
+macro_rules! select {
+    () => {
+        "SELECT node_id, label, static, capabilities, last_seen, live_until, silent,
+             owner_mode IS NOT NULL OR operator_mode IS NOT NULL,
+             EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id),
+             EXISTS (SELECT 1 FROM cleanings WHERE cleanings.node_id = nodes.node_id)
+         FROM nodes"
+    };
+}
+
+const ALL: &str = select!();
+const ONE: &str = concat!(select!(), " WHERE node_id = ?1");
 
 fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
     let id = NodeId::from_stored(row.get::<_, String>(0)?);

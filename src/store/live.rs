@@ -1,5 +1,7 @@
 //! A running run in the hands of a write: its contract, its steps, and the one function that moves a step.
 
+use std::sync::Arc;
+
 use rusqlite::named_params;
 use serde_json::Value;
 
@@ -16,7 +18,7 @@ use crate::domain::step::{StepEvent, StepState};
 /// A running run in the hands of a write.
 pub(super) struct Live {
     pub(super) run: RunRow,
-    pub(super) contract: Contract,
+    pub(super) contract: Arc<Contract>,
     pub(super) steps: Vec<StepRow>,
 }
 
@@ -34,7 +36,7 @@ pub(super) struct StepRow {
 impl Live {
     /// Loads a run with its contract and steps.
     pub(super) fn load(tx: &Tx, run: RunRow) -> Result<Self, Error> {
-        let contract = runs::contract(&run.run_id, &run.contract)?;
+        let contract = tx.contract(&run.run_id, &run.contract)?;
         let mut statement = tx.conn.prepare_cached(
             "SELECT state, ready, attempt, node_id, instance, result ->> 'acquired' FROM steps WHERE run_id = ?1
              ORDER BY seq",

@@ -123,6 +123,11 @@ impl Logs {
         Ok(None)
     }
 
+    /// Says whether there may be something to [`sync`](Logs::sync): a look at a name, which blocks nobody for long.
+    pub fn is_there(&self, key: &LogKey) -> bool {
+        fs::symlink_metadata(self.path(key)).map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true)
+    }
+
     /// Syncs a log and its folders, before the result of its step is committed.
     ///
     /// # Errors

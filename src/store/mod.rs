@@ -33,13 +33,17 @@ mod live;
 pub mod logs;
 mod migrate;
 pub mod outbox;
+mod pace;
 mod progress;
+mod queue;
 mod reaper;
 pub mod record;
 pub mod renew;
 pub mod request;
 pub mod result;
 mod runs;
+#[cfg(debug_assertions)]
+pub mod statements;
 pub mod submit;
 mod sweep;
 pub mod token;
@@ -138,6 +142,7 @@ impl Store {
             wake_error: Error::Busy,
             alarm,
             checkpoint_at: NEVER,
+            pace: pace::Pace::default(),
             due_at: 0,
             not_before: 0,
         };

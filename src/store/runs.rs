@@ -3,6 +3,9 @@
 //! `move_run` is the only one that writes `runs.state` after the insert; `end` is the only way out of QUEUED and
 //! RUNNING to a terminal state, and takes the run's leases and unfinished steps with it (I2).
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use rusqlite::{OptionalExtension as _, named_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -80,6 +83,35 @@ pub(super) fn contract(run: &RunId, text: &str) -> Result<Contract, Error> {
     json::parse(text.as_bytes())
         .and_then(|body| Contract::parse(&body))
         .map_err(|invalid| Error::Broken(format!("the stored contract of run {run}: {invalid}")))
+}
+
+/// Contracts that were parsed lately, by run: each event of a run needs its contract, which never changes.
+#[derive(Default)]
+pub(super) struct Contracts {
+    known: HashMap<RunId, (String, Arc<Contract>)>,
+    bytes: usize,
+}
+
+impl Contracts {
+    /// How much text is kept: more than the runs at work in a lab have, and little for the daemon.
+    const BYTES: usize = 1 << 20;
+
+    /// Returns the contract that `text` is. It is compared with what is known, so nothing has to be forgotten when a
+    /// write is undone.
+    pub(super) fn get(&mut self, run: &RunId, text: &str) -> Result<Arc<Contract>, Error> {
+        if let Some((known, contract)) = self.known.get(run)
+            && known == text
+        {
+            return Ok(Arc::clone(contract));
+        }
+        let contract = Arc::new(contract(run, text)?);
+        if self.bytes + text.len() > Self::BYTES {
+            *self = Self::default();
+        }
+        self.bytes += text.len();
+        self.known.insert(run.clone(), (text.to_owned(), Arc::clone(&contract)));
+        Ok(contract)
+    }
 }
 
 pub(super) fn parse_state(word: &str) -> Result<RunState, Error> {

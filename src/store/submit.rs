@@ -3,7 +3,7 @@
 //! Keeps I3 (all nodes or none), I4 (a queued run holds nothing), I7 (what an earlier write freed goes to the queue
 //! first). Steps are inserted by one routine for every path, so that `needs` is normalised alike.
 
-use std::sync::Arc;
+use std::cmp::Reverse;
 
 use rusqlite::named_params;
 use serde_json::json;
@@ -15,6 +15,7 @@ use super::fleet::Entry;
 use super::hub::Topic;
 use super::live::{Live, seq};
 use super::progress;
+use super::queue::Place;
 use super::runs::{self, Assigned};
 use super::tx::{About, Tx};
 use super::{Error, NEVER, history, lease, new_run_id};
@@ -193,6 +194,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
             ":holder_until": if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER },
         })?;
+    let arrival = tx.conn.last_insert_rowid();
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
     failpoint!("submit.after_steps");
@@ -204,7 +206,8 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     match new {
         New::Placed(_) => {}
         New::Queued => {
-            remember(tx, shape, &contract.requires);
+            let place = Place { priority: Reverse(contract.priority), arrival };
+            tx.memory.queue.borrow_mut().add(shape, &contract.requires, place)?;
             runs::join_queue(tx, &submission.principal, contract.priority)?;
             tx.event("run.queued", About::run(id), about())?;
             failpoint!("queue.after_rows");
@@ -254,15 +257,3 @@ pub(super) fn shape(requirement: &Requirement) -> i64 {
     let hash = Sha256::digest(text.as_bytes());
     i64::from_be_bytes(hash[..8].try_into().expect("a SHA-256 has 32 bytes"))
 }
-
-/// Keeps the requirement behind a shape, so that a sweep need not parse a contract to refuse it.
-pub(super) fn remember(tx: &Tx, shape: i64, requirement: &Requirement) -> Arc<Requirement> {
-    let mut known = tx.memory.requirements.borrow_mut();
-    if known.len() > MOST_SHAPES {
-        known.clear();
-    }
-    Arc::clone(known.entry(shape).or_insert_with(|| Arc::new(requirement.clone())))
-}
-
-/// Bounds the memory for shapes that wait no longer.
-const MOST_SHAPES: usize = 100_000;

@@ -3,40 +3,33 @@
 //! The outcome is that of the plain procedure: for each queued run by (priority, arrival), promote it if it fits the
 //! nodes that are still available, else leave it and look at the next (I6, I7). The cost is not: within a sweep the
 //! available nodes only grow fewer, so once a run of some *shape* does not fit, none of that shape will, and all of
-//! them are passed over at once. A sweep costs what can start plus the number of shapes that wait.
+//! them are passed over at once. And a shape is looked at only if what it needs is on offer at all (`queue`). A sweep
+//! costs what can start plus, at most, the number of shapes that wait.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use rusqlite::OptionalExtension as _;
 
 use super::begin::assign;
 use super::live::Live;
 use super::progress;
+use super::queue::{self, Place};
 use super::runs;
-use super::submit::{remember, shape};
+use super::submit::shape;
 use super::tx::Tx;
 use super::{Error, lease};
 use crate::domain::ids::RunId;
-use crate::domain::matching::{self, Node, Requirement};
+use crate::domain::matching::{self, Node};
 use crate::domain::run::RunState;
 use crate::failpoint;
 
-/// A place in the queue: higher priority first, then earlier arrival. The smallest goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    priority: Reverse<i64>,
-    arrival: i64,
-}
-
-/// The first run of a shape that was not looked at yet.
+/// What to look at next: a shape, and its first run that was not looked at yet.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Head {
     place: Place,
     shape: i64,
-    run: RunId,
+    /// `None`: the rows were not asked yet, and the place may be earlier than that of the run.
+    run: Option<RunId>,
 }
 
 /// What became of one run.
@@ -59,10 +52,16 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
     if tx.settings.lease_ttl_ms <= 0 {
         return Err(Error::Broken("lease.ttl_seconds is 0: no endless lease is granted by accident".into()));
     }
-    if tx.fleet()?.available(tx.now).is_empty() {
-        return Ok(());
-    }
-    let mut heads = heads(tx)?;
+    let mut heads = {
+        let fleet = tx.fleet()?;
+        if !fleet.has_available(tx.now) {
+            return Ok(());
+        }
+        let mut queue = tx.memory.queue.borrow_mut();
+        queue.load(tx.conn)?;
+        let candidates = queue.candidates(fleet.offered()).into_iter();
+        BinaryHeap::from_iter(candidates.map(|(place, shape)| Reverse(Head { place, shape, run: None })))
+    };
     // Shapes whose run was left for its width: the next of them is tried once the available nodes have changed, and
     // only from the place where they did.
     let mut too_wide: Vec<i64> = Vec::new();
@@ -70,97 +69,70 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
         if tx.memory.stopping.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let outcome = match requirement(tx, &head) {
-            // The matcher's refusal holds for the whole shape, and for the rest of the sweep.
-            Ok(requirement) if !fits(tx, &requirement)? => continue,
-            Ok(_) => promote(tx, &head.run),
-            Err(error) => Err(error),
+        let Head { mut place, shape, run } = head;
+        let run = match run {
+            Some(run) => run,
+            None if !fits(tx, shape)? => continue,
+            None => {
+                let first = queue::first(tx.conn, shape, None)?;
+                tx.memory.queue.borrow_mut().correct(shape, first.as_ref().map(|(place, _)| *place));
+                let Some((own, run)) = first else { continue };
+                if own > place {
+                    // Others may come before it.
+                    heads.push(Reverse(Head { place: own, shape, run: Some(run) }));
+                    continue;
+                }
+                place = own;
+                run
+            }
         };
-        match outcome {
+        match promote(tx, &run, shape) {
             Ok(Promotion::TooWide) => {
-                log::info!("run fits only with more nodes than lease.max_per_run run={}", head.run);
-                too_wide.push(head.shape);
+                log::info!("run fits only with more nodes than lease.max_per_run run={run}");
+                too_wide.push(shape);
                 continue;
             }
+            // The matcher's refusal holds for the whole shape, and for the rest of the sweep.
+            Ok(Promotion::NoFit) => continue,
             Ok(Promotion::Promoted) => {
                 for shape in std::mem::take(&mut too_wide) {
-                    heads.extend(next(tx, shape, Some(head.place))?.map(Reverse));
+                    heads.extend(next(tx, shape, place)?);
                 }
-                if tx.fleet()?.available(tx.now).is_empty() {
+                if !tx.fleet()?.has_available(tx.now) {
                     return Ok(());
                 }
             }
-            Ok(Promotion::NoFit | Promotion::Overtaken) => {}
+            Ok(Promotion::Overtaken) => {}
             Err(error) if error.is_of_the_group() => return Err(error),
-            Err(error) => log::error!("cannot promote run={} cause={error}", head.run),
+            Err(error) => log::error!("cannot promote run={run} cause={error}"),
         }
-        heads.extend(next(tx, head.shape, Some(head.place))?.map(Reverse));
+        heads.extend(next(tx, shape, place)?);
     }
     Ok(())
 }
 
-/// Returns the first waiting run of every shape.
-fn heads(tx: &Tx) -> Result<BinaryHeap<Reverse<Head>>, Error> {
-    let mut heads = BinaryHeap::new();
-    // One step of the index for each shape, however many runs of it wait.
-    let mut statement = tx.conn.prepare_cached(
-        "SELECT min(shape) FROM runs INDEXED BY runs_waiting_shape WHERE state = 'QUEUED' AND shape > ?1",
-    )?;
-    let mut first =
-        tx.conn.prepare_cached("SELECT min(shape) FROM runs INDEXED BY runs_waiting_shape WHERE state = 'QUEUED'")?;
-    let mut shape: Option<i64> = first.query_row([], |row| row.get(0))?;
-    while let Some(own) = shape {
-        heads.extend(next(tx, own, None)?.map(Reverse));
-        shape = statement.query_row([own], |row| row.get(0))?;
-    }
-    Ok(heads)
-}
-
 /// Returns the first waiting run of `shape` behind `place`.
-fn next(tx: &Tx, shape: i64, place: Option<Place>) -> Result<Option<Head>, Error> {
-    // Two statements, because an index in mixed order serves no comparison of both columns at once.
-    let same = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
-         WHERE state = 'QUEUED' AND shape = ?1 AND priority = ?2 AND arrival > ?3 ORDER BY arrival LIMIT 1";
-    let lower = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
-         WHERE state = 'QUEUED' AND shape = ?1 AND priority < ?2 ORDER BY priority DESC, arrival LIMIT 1";
-    let read = |row: &rusqlite::Row| {
-        let place = Place { priority: Reverse(row.get(0)?), arrival: row.get(1)? };
-        Ok(Head { place, shape, run: RunId::from_stored(row.get::<_, String>(2)?) })
-    };
-    let priority = place.map_or(i64::MAX, |place| place.priority.0);
-    if let Some(place) = place {
-        let mut statement = tx.conn.prepare_cached(same)?;
-        let head = statement.query_row((shape, priority, place.arrival), read).optional()?;
-        if head.is_some() {
-            return Ok(head);
-        }
-    }
-    Ok(tx.conn.prepare_cached(lower)?.query_row((shape, priority), read).optional()?)
+fn next(tx: &Tx, shape: i64, place: Place) -> Result<Option<Reverse<Head>>, Error> {
+    let next = queue::first(tx.conn, shape, Some(place))?;
+    Ok(next.map(|(place, run)| Reverse(Head { place, shape, run: Some(run) })))
 }
 
-fn requirement(tx: &Tx, head: &Head) -> Result<Arc<Requirement>, Error> {
-    if let Some(known) = tx.memory.requirements.borrow().get(&head.shape) {
-        return Ok(Arc::clone(known));
-    }
-    let row = runs::get(tx, &head.run)?;
-    let contract = runs::contract(&head.run, &row.contract)?;
-    let own = shape(&contract.requires);
-    if own != head.shape {
-        return Err(Error::Broken(format!("the shape of run {} is not that of its contract", head.run)));
-    }
-    Ok(remember(tx, own, &contract.requires))
-}
-
-fn fits(tx: &Tx, requirement: &Requirement) -> Result<bool, Error> {
+/// Says whether runs of `shape` fit the nodes that are available now.
+fn fits(tx: &Tx, shape: i64) -> Result<bool, Error> {
+    let Some(requirement) = tx.memory.queue.borrow().requirement(shape)? else { return Ok(false) };
     let fleet = tx.fleet()?;
     let nodes: Vec<&Node> = fleet.available(tx.now).into_iter().map(|entry| &entry.node).collect();
-    Ok(matching::fit(requirement, &nodes).is_some())
+    Ok(matching::fit(&requirement, &nodes).is_some())
 }
 
 /// Moves one run from QUEUED to RUNNING with its leases, or leaves it as it was.
-fn promote(tx: &Tx, run: &RunId) -> Result<Promotion, Error> {
+fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
     let mut row = runs::get(tx, run)?;
-    let contract = runs::contract(run, &row.contract)?;
+    let contract = tx.contract(run, &row.contract)?;
+    if shape(&contract.requires) != own {
+        // Somebody has changed the row: what becomes of it must say nothing about others.
+        return Err(Error::Broken(format!("the shape of run {run} is not that of its contract")));
+    }
     {
         let fleet = tx.fleet()?;
         let available = fleet.available(tx.now);

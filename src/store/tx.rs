@@ -5,7 +5,6 @@
 //! (I6).
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -14,11 +13,13 @@ use serde_json::Value;
 
 use super::fleet::Fleet;
 use super::hub::Topic;
+use super::queue::Queue;
+use super::runs::Contracts;
 use super::{Error, NEVER};
 use crate::clock::Ms;
 use crate::config::Settings;
+use crate::domain::contract::Contract;
 use crate::domain::ids::{NodeId, RunId};
-use crate::domain::matching::Requirement;
 
 /// A write in its transaction.
 pub struct Tx<'a> {
@@ -38,8 +39,8 @@ pub struct Tx<'a> {
 #[derive(Default)]
 pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
-    /// Requirements by shape, which is a hash of the content: an entry is never wrong.
-    pub(super) requirements: RefCell<HashMap<i64, Arc<Requirement>>>,
+    pub(super) queue: RefCell<Queue>,
+    pub(super) contracts: RefCell<Contracts>,
     /// When to look next whether something of history is to be pruned: at once after a start.
     pub(super) prune_at: Cell<Ms>,
     /// Whether the daemon is stopping: a sweep is not begun further.
@@ -138,6 +139,11 @@ impl<'a> Tx<'a> {
     pub(super) fn fleet(&self) -> Result<Ref<'a, Fleet>, Error> {
         self.memory.fleet.borrow_mut().refresh(self.conn, self.settings)?;
         Ok(self.memory.fleet.borrow())
+    }
+
+    /// Returns the contract of a run, of which `text` was read.
+    pub(super) fn contract(&self, run: &RunId, text: &str) -> Result<Arc<Contract>, Error> {
+        self.memory.contracts.borrow_mut().get(run, text)
     }
 
     /// Tells whoever waits for `topic`, after the commit.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -56,6 +57,8 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct WaitingState {
     writes: VecDeque<Box<dyn Write>>,
+    /// From how many writes on the writer wants to hear of one.
+    wanted: usize,
     poked: bool,
     closed: bool,
 }
@@ -71,7 +74,9 @@ impl Waiting {
         }
         state.writes.push_back(write);
         failpoint!("write.waits");
-        self.arrived.notify_one();
+        if state.writes.len() >= state.wanted {
+            self.arrived.notify_one();
+        }
     }
 
     /// Makes the writer look at its deadlines.
@@ -87,12 +92,19 @@ impl Waiting {
         self.arrived.notify_one();
     }
 
-    /// Returns the writes that wait, at once if there are any or a poke, else when one arrives; `None` when the writer
-    /// is to end.
-    pub(super) fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
+    /// Returns the writes that wait, at once if there is a poke, else when one has arrived and then, after `patience` at
+    /// most, `wanted` of them; `None` when the writer is to end.
+    pub(super) fn take(&self, (wanted, patience): (usize, Duration)) -> Option<VecDeque<Box<dyn Write>>> {
         let mut state = self.state.lock().expect("no holder panics");
         while state.writes.is_empty() && !state.poked && !state.closed {
             state = self.arrived.wait(state).expect("no holder panics");
+        }
+        if state.writes.len() < wanted && !patience.is_zero() {
+            state.wanted = wanted.min(GROUP);
+            let is_short =
+                |state: &mut WaitingState| state.writes.len() < state.wanted && !state.poked && !state.closed;
+            state = self.arrived.wait_timeout_while(state, patience, is_short).expect("no holder panics").0;
+            state.wanted = 0;
         }
         state.poked = false;
         if state.writes.is_empty() && state.closed {

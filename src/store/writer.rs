@@ -9,16 +9,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rusqlite::Connection;
 
 use super::alarm::Alarm;
 use super::checkpoint::{checkpoint, empty_wal};
 use super::hub::Hub;
+use super::pace::Pace;
 use super::tx::{Effects, Memory, Tx};
 use super::waiting::{Waiting, Write};
 use super::{Error, NEVER, backup, reaper, sweep};
-use crate::clock::{Clock, Ms};
+use crate::clock::{Clock, Ms, stopwatch};
 use crate::config::Settings;
 use crate::failpoint;
 
@@ -49,6 +51,7 @@ pub(super) struct Writer {
     pub(super) alarm: Alarm,
     /// When a checkpoint is to be tried again.
     pub(super) checkpoint_at: Ms,
+    pub(super) pace: Pace,
     /// When to look whether the rows have something due, and, after a failure, not before.
     pub(super) due_at: Ms,
     pub(super) not_before: Ms,
@@ -75,7 +78,7 @@ impl Writer {
         let mut ahead: Option<usize> = None;
         loop {
             self.set_alarm();
-            let Some(mut group) = self.waiting.take() else { break };
+            let Some(mut group) = self.waiting.take(self.pace.patience()) else { break };
             if let Some(offset) = self.clock.follow_wall_clock() {
                 self.keep_offset(offset);
             }
@@ -83,6 +86,9 @@ impl Writer {
                 ahead = Some(group.len() + self.waiting.len());
             }
             let taken = group.len();
+            if taken > 0 {
+                self.pace.taken(taken);
+            }
             while !group.is_empty() {
                 self.group(&mut group);
             }
@@ -145,7 +151,9 @@ impl Writer {
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
             failpoint!("group.before_commit");
+            let began = stopwatch();
             self.commit()?;
+            self.pace.committed(began.elapsed());
             failpoint!("group.after_commit");
             Ok(kept)
         });
@@ -278,6 +286,7 @@ impl Writer {
             // Another connection has written: nothing that was remembered is trusted.
             self.data_version = version;
             self.memory.fleet.borrow_mut().forget();
+            self.memory.queue.borrow_mut().forget();
         }
         Ok(())
     }
@@ -308,7 +317,7 @@ impl Writer {
     fn drain(&mut self, error: &Error) -> ! {
         empty_wal(&self.conn, error, || {
             self.waiting.poke();
-            for write in self.waiting.take().unwrap_or_default() {
+            for write in self.waiting.take((1, Duration::ZERO)).unwrap_or_default() {
                 write.answer(Err(error.clone()));
             }
         })

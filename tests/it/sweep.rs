@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mediator::domain::contract::Kind;
+use mediator::domain::ids::NodeId;
 use mediator::domain::matching::{self, Node, Requirement};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -29,9 +30,8 @@ type Outcome = BTreeMap<String, Vec<(String, Vec<String>)>>;
 
 /// The plain procedure: each run in order is promoted if it fits what is left, and is not too wide; then it takes what
 /// it acquires at once. Nothing is remembered between two runs but what was taken.
-fn plainly(lab: &Lab) -> Outcome {
+fn plainly(lab: &Lab, mut left: Vec<Node>) -> Outcome {
     let settings = lab.settings();
-    let mut left = available(lab.rows(), lab.now(), settings);
     let mut outcome = Outcome::new();
     let query = "SELECT run_id, contract FROM runs WHERE state = 'QUEUED' ORDER BY priority DESC, arrival";
     let mut statement = lab.rows().prepare(query).expect("SQL");
@@ -63,6 +63,22 @@ fn plainly(lab: &Lab) -> Outcome {
         outcome.insert(run, got);
     }
     outcome
+}
+
+fn free(lab: &Lab) -> Vec<Node> {
+    available(lab.rows(), lab.now(), lab.settings())
+}
+
+/// The nodes that will be free once the drain of `node`, which nobody holds, is lifted.
+fn free_with(lab: &Lab, node: &str) -> Vec<Node> {
+    let mut statement = lab.rows().prepare("SELECT capabilities FROM nodes WHERE node_id = ?1").expect("SQL");
+    let text: String = statement.query_row([node], |row| row.get(0)).expect("a node");
+    let capabilities = serde_json::from_str(&text).expect("JSON");
+    let own = Node { id: NodeId::new(node).expect("an id"), agent: true, capabilities };
+    let mut nodes = free(lab);
+    nodes.push(own);
+    nodes.sort_by(|a, b| (a.weight(), &a.id).cmp(&(b.weight(), &b.id)));
+    nodes
 }
 
 /// What the daemon made of the same queue.
@@ -129,7 +145,8 @@ proptest! {
     #[test]
     fn the_outcome_is_that_of_the_plain_procedure(
         fleet in any_fleet(),
-        contracts in proptest::collection::vec(any_contract(), 1..14),
+        contracts in proptest::collection::vec(any_contract(), 1..24),
+        late in proptest::collection::vec(any_contract(), 0..8),
         most in 1..5usize,
     ) {
         let mut lab = Lab::with(|settings| settings.lease_max_per_run = most);
@@ -145,12 +162,27 @@ proptest! {
         }
         // The nodes are free for the test's own look at them before the daemon gets to see them.
         lab.stop();
-        lab.outside()
-            .execute("UPDATE nodes SET operator_mode = NULL, operator_by = NULL, operator_since = NULL", [])
-            .expect("the drains are lifted");
-        let expected = plainly(&lab);
+        let (now, then) = names.split_at(names.len() / 2);
+        for node in now {
+            lab.outside()
+                .execute("UPDATE nodes SET operator_mode = NULL, operator_by = NULL, operator_since = NULL
+                          WHERE node_id = ?1", [node])
+                .expect("the drains are lifted");
+        }
+        let mut expected = plainly(&lab, free(&lab));
         lab.start();
-        prop_assert_eq!(as_it_is(&lab), expected);
+        prop_assert_eq!(as_it_is(&lab), expected.clone());
+        // The rest one by one, in a daemon that knows its queue; and with runs that came meanwhile, which may be placed.
+        for contract in &late {
+            let status = lab.submit(contract).status;
+            prop_assert!(matches!(status, 201 | 202 | 422), "{status}");
+        }
+        expected = as_it_is(&lab);
+        for node in then {
+            expected.append(&mut plainly(&lab, free_with(&lab, node)));
+            lab.delete(&format!("/v1/nodes/{node}/drain")).expect(200);
+            prop_assert_eq!(as_it_is(&lab), expected.clone());
+        }
     }
 }
 

@@ -1,0 +1,70 @@
+//! How long a group of writes waits for more of them before it begins.
+//!
+//! Who is answered calls again soon, but not at once. Where a sync is slow, the first to call again would have a commit
+//! to itself while all others wait for it, and then for their own: groups of 1, 15, 1, 15, and two syncs for each
+//! answer. So after the first write of a group the writer waits for as many as came lately, for a short part of what
+//! a commit takes. One client alone is never waited for: lately there was one.
+
+use std::time::Duration;
+
+/// The part of a commit's time that a group may wait.
+const PART: u32 = 10;
+
+/// Not worth a wait: the kernel's timers are no finer than this.
+const LEAST: Duration = Duration::from_micros(50);
+
+/// What the last groups were like.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// How many writes the last two had.
+    sizes: [usize; 2],
+    /// How long the last commit took.
+    commit: Duration,
+}
+
+impl Pace {
+    /// Returns how many writes are worth waiting for, and for how long.
+    pub(super) fn patience(&self) -> (usize, Duration) {
+        let patience = self.commit / PART;
+        if patience < LEAST { (1, Duration::ZERO) } else { (self.sizes[0].max(self.sizes[1]), patience) }
+    }
+
+    /// Notes how many writes were taken together.
+    pub(super) fn taken(&mut self, writes: usize) {
+        self.sizes = [writes, self.sizes[0]];
+    }
+
+    /// Notes how long a commit took.
+    pub(super) fn committed(&mut self, took: Duration) {
+        self.commit = took;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(sizes: &[usize], commit_ms: u64) -> (usize, Duration) {
+        let mut pace = Pace::default();
+        sizes.iter().for_each(|writes| pace.taken(*writes));
+        pace.committed(Duration::from_millis(commit_ms));
+        pace.patience()
+    }
+
+    #[test]
+    fn one_alone_is_not_waited_for() {
+        assert_eq!(after(&[1, 1], 5).0, 1);
+        assert_eq!(after(&[16, 1, 1], 5).0, 1, "those who came earlier are forgotten after two groups");
+    }
+
+    #[test]
+    fn the_larger_of_the_last_two_groups_is_waited_for_a_tenth_of_a_commit() {
+        assert_eq!(after(&[1, 15], 5), (15, Duration::from_micros(500)));
+        assert_eq!(after(&[15, 1], 5), (15, Duration::from_micros(500)));
+    }
+
+    #[test]
+    fn a_fast_disk_is_not_waited_for() {
+        assert_eq!(after(&[16, 16], 0), (1, Duration::ZERO));
+    }
+}

@@ -134,14 +134,16 @@ fn a_flood_is_bounded_and_told() {
     assert!(log.starts_with(&"x".repeat(100_000)));
 }
 
-/// The output goes through a file: memory does not grow with it, and the command is not held up.
+/// The output goes through a file: memory does not grow with it, the disk only to a limit, and the command is not held up.
 #[test]
-fn a_flood_does_not_fill_the_agent_s_memory() {
+fn a_flood_fills_neither_the_agent_s_memory_nor_its_disk() {
     let daemon = FakeDaemon::start();
     let agent = Agent::start(&daemon);
-    daemon.give("r", "head -c 60000000 /dev/zero", json!({}));
+    daemon.give("r", "head -c 314572800 /dev/zero", json!({}));
     assert_eq!(daemon.result("r")["exit_code"], 0);
-    assert_eq!(daemon.state().logs["r/1/1"].len(), 60_000_000);
+    let mark = "\n[mediator: 243269632 bytes of output were dropped on the node]\n";
+    assert_eq!(daemon.state().logs["r/1/1"].len(), 71_303_168 + mark.len());
+    assert!(daemon.state().logs["r/1/1"].ends_with(mark.as_bytes()));
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.child.id())).expect("it runs");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
     let peak: u64 = peak.and_then(|peak| peak.trim().parse().ok()).expect("Linux tells the peak");

@@ -12,6 +12,7 @@ use hyper::StatusCode;
 use log::debug;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use super::config::NodeConfig;
 use super::link::{Link, Pause, is_passing, refusal};
 use super::output::Output;
 use super::wire::Claim;
@@ -22,9 +23,9 @@ use crate::client::{Error, encode};
 const ATTEMPTS: u32 = 5;
 
 /// Sends a step's artifacts, one after the other; notes in `output` what was not kept.
-pub async fn send(link: &Link, claim: &Claim, work_dir: &Path, output: &Output) {
+pub async fn send(link: &Link, claim: &Claim, config: &NodeConfig, output: &Output) {
     for name in &claim.artifacts {
-        match keep(link, claim, work_dir, name).await {
+        match keep(link, claim, config, name).await {
             Ok(()) => {}
             Err(End::NotKept(why)) => output.note(&format!("artifact {}: {why}", printable(name))),
             Err(End::Closed) => return,
@@ -39,13 +40,20 @@ enum End {
     Closed,
 }
 
-async fn keep(link: &Link, claim: &Claim, work_dir: &Path, name: &str) -> Result<(), End> {
+async fn keep(link: &Link, claim: &Claim, config: &NodeConfig, name: &str) -> Result<(), End> {
     let path = wire_path(name).map_err(|why| End::NotKept(why.to_owned()))?;
     let path = format!("{}?{}", claim.path(&format!("artifacts/{path}")), claim.fence());
     let mut pause = Pause::default();
     let mut attempts = 0;
     loop {
-        let (file, size) = open(work_dir, name).map_err(End::NotKept)?;
+        let (file, size) = match config.identity() {
+            None => open(&config.work_dir, name),
+            // As the step's user: a link to a file that only root can read must not bring it out.
+            Some(identity) => {
+                identity.run(|| Ok(open(&config.work_dir, name))).unwrap_or_else(|error| Err(error.to_string()))
+            }
+        }
+        .map_err(End::NotKept)?;
         // A slow line moves 100 KB a second; a slower one would not do for artifacts.
         let limit = Duration::from_secs(60 + size / 100_000);
         let error = match link.client().upload(&path, size, tokio::fs::File::from_std(file), limit).await {

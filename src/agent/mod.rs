@@ -2,11 +2,14 @@
 //!
 //! Each node is on its own ([`node`]): it advertises itself, claims one step at a time and carries it out.
 //! The lease decides how long it may ([`deadline`]); a supervisor process sees to it that nothing outlives that
-//! ([`supervisor`]). What is sent to the daemon is sent until it is heard ([`link`]).
+//! ([`supervisor`]). Between two users it is cleaned, while idle it is checked ([`upkeep`]). What the owner's file comes
+//! to say is taken over without touching what works ([`reload`]). What is sent to the daemon is sent until it is heard
+//! ([`link`]).
 //!
 //! Invariants kept here: a result names node, nonce and attempt (I8); no attempt is begun twice by one life of the
 //! agent, and nothing is begun before earlier work on the node is stopped (I11).
 
+pub mod advert;
 pub mod artifacts;
 pub mod config;
 pub mod deadline;
@@ -17,22 +20,24 @@ pub mod link;
 pub mod node;
 pub mod output;
 pub mod process;
+pub mod reload;
+pub mod secrets;
 mod step;
 pub mod supervisor;
+pub mod upkeep;
+pub mod user;
 pub mod wire;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use log::{error, info, warn};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use config::Config;
 use link::{Flags, Link};
-use node::Node;
 use process::Supervisors;
+use reload::Nodes;
 
 /// How far the agent is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,15 +79,13 @@ pub fn run(path: &Path, flags: &Flags) -> Ended {
             return Ended::NoDaemon;
         }
     };
-    for node in &config.nodes {
-        // Looked at before anything starts, so that a wrong path is found now and not at the first step.
-        if let Err(error) = node.make_state_dir() {
-            error!("work_dir of node {}: {}: {error}", node.id, node.work_dir.display());
-            return Ended::Config;
-        }
+    // Looked at before anything starts, so that a wrong path is found now and not at the first step.
+    if let Err(invalid) = config.prepare() {
+        error!("{invalid}");
+        return Ended::Config;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime.and_then(|runtime| runtime.block_on(run_nodes(config, link))) {
+    match runtime.and_then(|runtime| runtime.block_on(run_nodes(path, config, link))) {
         Ok(ended) => ended,
         Err(error) => {
             error!("the agent cannot work on this host: {error}");
@@ -91,24 +94,17 @@ pub fn run(path: &Path, flags: &Flags) -> Ended {
     }
 }
 
-async fn run_nodes(config: Config, link: Link) -> std::io::Result<Ended> {
+async fn run_nodes(path: &Path, config: Config, link: Link) -> std::io::Result<Ended> {
     let supervisors = Supervisors::new()?;
+    let hangup = signal(SignalKind::hangup())?;
     let phase = watch_signals()?;
     info!("agent for {} nodes url={}", config.nodes.len(), link.client().url());
-    let (config, link) = (Arc::new(config), Arc::new(link));
-    let mut nodes = JoinSet::new();
-    for index in 0..config.nodes.len() {
-        let node = Node::new(config.clone(), index, link.clone(), supervisors.clone(), phase.clone())?;
-        nodes.spawn(node.run());
+    let ended = Nodes::start(path, config, link, supervisors, phase).look_after(hangup).await;
+    match ended {
+        Ended::Refused => error!("the daemon refuses every node of this agent"),
+        _ => info!("agent ends"),
     }
-    // A panic in one node ends the process, and with it all work: being deaf would be worse.
-    let refused = nodes.join_all().await;
-    if refused.contains(&false) {
-        info!("agent ends");
-        return Ok(Ended::Told);
-    }
-    error!("the daemon refuses every node of this agent");
-    Ok(Ended::Refused)
+    Ok(ended)
 }
 
 /// Turns SIGTERM and SIGINT into phases.

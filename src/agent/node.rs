@@ -1,7 +1,7 @@
-//! One node: its adverts, its claims, and that one step follows another.
+//! One node: its claims, and that one thing follows another. What it tells of itself is in [`super::advert`], its
+//! owner's commands are in [`super::upkeep`].
 
 use std::collections::VecDeque;
-use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use super::Phase;
-use super::config::{Config, NodeConfig};
-use super::deadline::{Authority, sleep_until};
+use super::config::NodeConfig;
+use super::deadline::Authority;
 use super::link::{Link, Pause, is_passing, refusal};
 use super::process::Supervisors;
 use super::step;
-use super::wire::{self, Adverted, Attempt, Claim};
+use super::upkeep::Verdict;
+use super::wire::{self, Attempt, Given};
 use crate::client::{Answer, Error, encode};
 use crate::clock::{Ms, boottime_ms};
 
@@ -31,44 +32,82 @@ const CLAIM_LIMIT: Duration = Duration::from_secs(CLAIM_WAIT_SECONDS + 15);
 /// How long the last claim of an agent that was told to end may take.
 const LAST_CLAIM_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long an advert may take, in milliseconds: twice the pause between two, within these bounds. The next one cannot
-/// be sent meanwhile, and one that was lost on the way must not cost the lease.
-const ADVERT_LIMIT_MS: (i64, i64) = (2_000, 10_000);
-
 /// How many attempts are remembered. The daemon can only give again the one it still has as claimed, so the last would
 /// do; more cost nothing.
 const REMEMBERED: usize = 256;
 
-/// One node of this agent, in this life.
+/// What the owner's file says of a node, as it was last read.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    /// Its section.
+    pub config: Arc<NodeConfig>,
+    /// The section has gone: the node ends its work and leaves.
+    pub retired: bool,
+    /// How often the file had been read again.
+    pub reading: u64,
+}
+
+/// How a node was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The agent was told to end.
+    Told,
+    /// It is not in the file any more, and its work has ended.
+    Retired,
+    /// The daemon refused it.
+    Refused,
+    /// Another agent speaks for it.
+    TakenOver,
+}
+
+/// What the daemon has heard of this life of the node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard {
+    /// How many adverts it accepted.
+    pub adverts: u64,
+    /// Which reading of the file the last one told.
+    pub reading: u64,
+    /// Whether a run held the node then.
+    pub leased: bool,
+}
+
+/// One node of this agent.
 #[derive(Debug)]
 pub struct Node {
-    settings: Arc<Config>,
-    index: usize,
+    /// What its owner wants.
+    pub orders: watch::Receiver<Orders>,
     /// The daemon.
     pub link: Arc<Link>,
     /// Who looks after the work.
     pub supervisors: Supervisors,
-    /// New at every start: by it the daemon tells this life from an earlier one.
-    pub instance: String,
     /// How far the agent is on its way out.
     pub phase: watch::Receiver<Phase>,
     /// The lease last received.
     pub lease: watch::Sender<Option<Authority>>,
     /// The nonce of the lease that the last advert was answered with. Told of new ones alone.
-    told: watch::Sender<Option<String>>,
-    /// Whether the daemon refused the node for good.
-    refused: watch::Sender<bool>,
-    /// How many adverts were accepted.
-    adverts: watch::Sender<u64>,
-    advert_now: Notify,
+    pub told: watch::Sender<Option<String>>,
+    /// Held by whatever runs on the node: a step, a cleanup, a check.
+    pub hands: tokio::sync::Mutex<()>,
+    /// What the last check said.
+    pub verdict: watch::Sender<Verdict>,
+    /// What the daemon has heard.
+    pub heard: watch::Sender<Heard>,
+    /// Wakes the next advert.
+    pub advert_now: Notify,
+    /// New at every start: by it the daemon tells this life from an earlier one.
+    instance: Mutex<String>,
+    /// At which reading of the file a cleanup failed. The daemon does not ask this life for it again.
+    failed_cleanup: Mutex<Option<u64>>,
+    /// Whether the daemon refused the node for good, and how.
+    refused: watch::Sender<Option<Left>>,
     begun: Mutex<VecDeque<Attempt>>,
 }
 
-/// A claimed step, and when: the times between which the daemon granted it.
+/// What was claimed, and when: the times between which the daemon granted it.
 #[derive(Debug)]
 pub struct Granted {
-    /// The step.
-    pub claim: Claim,
+    /// A step or a cleaning.
+    pub given: Given,
     /// When the request was sent.
     pub sent_at: Ms,
     /// When the answer came in.
@@ -76,53 +115,52 @@ pub struct Granted {
 }
 
 impl Node {
-    /// Makes the node that `settings` describes at `index`.
-    ///
-    /// # Errors
-    /// The system's, when it has no random numbers.
+    /// Makes a node that does what `orders` say.
     pub fn new(
-        settings: Arc<Config>,
-        index: usize,
+        orders: watch::Receiver<Orders>,
         link: Arc<Link>,
         supervisors: Supervisors,
         phase: watch::Receiver<Phase>,
-    ) -> io::Result<Self> {
-        let mut instance = [0; 16];
-        getrandom::fill(&mut instance).map_err(io::Error::other)?;
-        Ok(Self {
-            settings,
-            index,
+    ) -> Self {
+        Self {
+            orders,
             link,
             supervisors,
-            instance: instance.iter().map(|byte| format!("{byte:02x}")).collect(),
             phase,
             lease: watch::Sender::new(None),
             told: watch::Sender::new(None),
-            refused: watch::Sender::new(false),
-            adverts: watch::Sender::new(0),
+            hands: tokio::sync::Mutex::new(()),
+            verdict: watch::Sender::default(),
+            heard: watch::Sender::default(),
             advert_now: Notify::new(),
+            instance: Mutex::new(new_instance()),
+            failed_cleanup: Mutex::default(),
+            refused: watch::Sender::new(None),
             begun: Mutex::default(),
-        })
+        }
     }
 
-    /// Returns the node's own settings.
-    pub fn config(&self) -> &NodeConfig {
-        &self.settings.nodes[self.index]
+    /// Returns what the owner's file says by now.
+    pub fn config(&self) -> Arc<NodeConfig> {
+        self.orders.borrow().config.clone()
     }
 
-    /// Returns the agent's settings.
-    pub fn settings(&self) -> &Config {
-        &self.settings
+    /// Returns which life this is.
+    pub fn instance(&self) -> String {
+        self.instance.lock().expect("no holder panics").clone()
     }
 
-    /// Works until the agent is told to end, or the daemon refuses the node; says whether it did.
-    pub async fn run(self) -> bool {
+    /// Works until the agent is told to end, the node is retired, or the daemon refuses it.
+    pub async fn run(self) -> Left {
         tokio::select! {
             () = self.work() => {}
             // The adverts go on until the last step's result is heard: they keep its lease alive.
             never = self.advertise() => match never {},
+            never = self.check_while_idle() => match never {},
         }
-        *self.refused.borrow()
+        let refused = *self.refused.borrow();
+        let told = *self.phase.borrow() > Phase::Run;
+        refused.unwrap_or(if told { Left::Told } else { Left::Retired })
     }
 
     async fn work(&self) {
@@ -132,19 +170,38 @@ impl Node {
                 Some(granted) => granted,
                 None => match self.claim().await {
                     Some(granted) => granted,
+                    // It was retired, and then was in the file again.
+                    None if self.may_claim() => continue,
                     None => return,
                 },
             };
-            next = step::carry_out(self, granted).await;
+            *self.failed_cleanup.lock().expect("no holder panics") = None;
+            let Granted { given, sent_at, received_at } = granted;
+            next = match given {
+                Given::Step(claim) => step::carry_out(self, *claim, sent_at, received_at).await,
+                Given::Cleanup(cleaning) => {
+                    self.clean(&cleaning).await;
+                    None
+                }
+            };
         }
     }
 
-    /// Resolves when nothing new may be claimed: told to end, or refused.
+    /// Resolves when nothing new may be claimed: told to end, retired, or refused.
     async fn closing(&self) {
+        let mut orders = self.orders.clone();
+        tokio::select! {
+            () = self.ending() => {}
+            _ = orders.wait_for(|orders| orders.retired) => {}
+        }
+    }
+
+    /// Resolves when the node is to be left at once if it is idle: told to end, or refused.
+    async fn ending(&self) {
         let (mut phase, mut refused) = (self.phase.clone(), self.refused.subscribe());
         tokio::select! {
             _ = phase.wait_for(|phase| *phase > Phase::Run) => {}
-            _ = refused.wait_for(|refused| *refused) => {}
+            _ = refused.wait_for(Option::is_some) => {}
         }
     }
 
@@ -153,13 +210,18 @@ impl Node {
         let (mut phase, mut refused) = (self.phase.clone(), self.refused.subscribe());
         tokio::select! {
             _ = phase.wait_for(|phase| *phase == Phase::Abandon) => {}
-            _ = refused.wait_for(|refused| *refused) => {}
+            _ = refused.wait_for(Option::is_some) => {}
         }
     }
 
     /// Says whether another step may be claimed.
     pub fn may_claim(&self) -> bool {
-        *self.phase.borrow() == Phase::Run && !*self.refused.borrow()
+        *self.phase.borrow() == Phase::Run && !self.is_refused() && !self.orders.borrow().retired
+    }
+
+    /// Says whether the daemon refused the node for good.
+    pub fn is_refused(&self) -> bool {
+        self.refused.borrow().is_some()
     }
 
     /// Remembers an attempt as begun; false if it was before (I11).
@@ -175,14 +237,14 @@ impl Node {
         true
     }
 
-    /// Claims until there is a step, or nothing new may be claimed.
+    /// Claims until there is something to do, or nothing new may be claimed.
     async fn claim(&self) -> Option<Granted> {
         // Nothing is claimed by a life that the daemon has not heard of.
-        let mut adverts = self.adverts.subscribe();
+        let mut heard = self.heard.subscribe();
         let mut closing = pin!(self.closing());
         tokio::select! {
-            _ = adverts.wait_for(|count| *count > 0) => {}
-            () = &mut closing => return None,
+            _ = heard.wait_for(|heard| heard.adverts > 0) => {}
+            () = &mut closing => {}
         }
         let mut pause = Pause::default();
         let mut told = self.told.subscribe();
@@ -195,38 +257,90 @@ impl Node {
                 // word. What the lost answer gave is given again.
                 _ = told.changed() => continue,
                 () = &mut closing => return self.last_claim().await,
+                () = self.may_clean_again() => {
+                    self.start_anew();
+                    continue;
+                }
             };
-            match self.granted(answer, sent_at) {
+            match granted(answer, sent_at) {
                 Ok(Some(granted)) => return Some(granted),
                 Ok(None) => pause.reset(),
                 Err(error) => tokio::select! {
                     () = self.refused_claim(&error, &mut pause) => {}
-                    () = &mut closing => return None,
+                    () = &mut closing => break,
                 },
             }
         }
-        None
+        self.leave().await
     }
 
     /// Asks once more, without waiting, after the parked claim was dropped: its answer may have been on the way, and a
-    /// step given by it would be in the hands of nobody, its run lost by a mere restart of the agent.
+    /// step given by it would be in the hands of nobody, its run lost by a mere restart of the agent. A cleaning is given
+    /// again to the next life.
     async fn last_claim(&self) -> Option<Granted> {
-        if *self.refused.borrow() || self.link.is_away() {
-            return None;
+        if *self.phase.borrow() == Phase::Run || self.is_refused() || self.link.is_away() {
+            return self.leave().await;
         }
         let sent_at = boottime_ms();
         let answer = self.ask(&Value::Null, 0, LAST_CLAIM_LIMIT).await;
-        self.granted(answer, sent_at).ok().flatten()
+        granted(answer, sent_at).ok().flatten().filter(|granted| matches!(granted.given, Given::Step(_)))
     }
 
-    fn granted(&self, answer: Result<Answer, Error>, sent_at: Ms) -> Result<Option<Granted>, Error> {
-        let received_at = boottime_ms();
-        let answer = answer?;
-        if answer.status == StatusCode::NO_CONTENT {
-            return Ok(None);
+    /// Claims for a retired node, which the daemon drains, until no run holds it and it is clean.
+    async fn leave(&self) -> Option<Granted> {
+        if *self.phase.borrow() > Phase::Run || self.is_refused() || self.heard.borrow().adverts == 0 {
+            return None;
         }
-        let claim = wire::read(&answer)?;
-        Ok(Some(Granted { claim, sent_at, received_at }))
+        let (mut heard, mut orders) = (self.heard.subscribe(), self.orders.clone());
+        let reading = orders.borrow_and_update().reading;
+        let mut pause = Pause::default();
+        let left = async {
+            loop {
+                // What is to be known of leases is told by an advert that says that the node retires, sent by now.
+                let known = self.heard.borrow().adverts;
+                self.advert_now.notify_one();
+                let _ = heard.wait_for(|heard| heard.adverts > known && heard.reading >= reading).await;
+                let leased = self.heard.borrow().leased;
+                let sent_at = boottime_ms();
+                let answer = tokio::select! {
+                    answer = self.ask(&Value::Null, if leased { CLAIM_WAIT_SECONDS } else { 0 }, CLAIM_LIMIT) => answer,
+                    _ = heard.wait_for(|heard| !heard.leased), if leased => continue,
+                };
+                match granted(answer, sent_at) {
+                    Ok(None) if !leased => return None,
+                    Ok(None) => pause.reset(),
+                    Ok(granted) => return granted,
+                    Err(error) => self.refused_claim(&error, &mut pause).await,
+                }
+            }
+        };
+        tokio::select! {
+            granted = left => granted,
+            () = self.ending() => None,
+            _ = orders.wait_for(|orders| !orders.retired) => None,
+        }
+    }
+
+    /// Resolves when a cleanup that failed may be tried again: the owner had the file read again since.
+    async fn may_clean_again(&self) {
+        let Some(failed) = *self.failed_cleanup.lock().expect("no holder panics") else {
+            return std::future::pending().await;
+        };
+        let _ = self.orders.clone().wait_for(|orders| orders.reading > failed).await;
+    }
+
+    /// Becomes another life of the agent on this node, which is idle and waits for its cleaning: the daemon asks only
+    /// another one again.
+    fn start_anew(&self) {
+        info!("trying the failed cleanup again node={}", self.config().id);
+        *self.failed_cleanup.lock().expect("no holder panics") = None;
+        *self.instance.lock().expect("no holder panics") = new_instance();
+        self.advert_now.notify_one();
+    }
+
+    /// Takes note that this life's cleanup failed, which began as the file said at `reading`.
+    pub fn note_failed_cleanup(&self, reading: u64) {
+        *self.failed_cleanup.lock().expect("no holder panics") = Some(reading);
     }
 
     /// Keeps a claim parked while `attempt` is worked on; resolves when the daemon has taken the step away.
@@ -248,7 +362,7 @@ impl Node {
 
     async fn ask(&self, working: &Value, wait_seconds: u64, limit: Duration) -> Result<Answer, Error> {
         let path = format!("/v1/nodes/{}/claim?wait_seconds={wait_seconds}", encode(&self.config().id));
-        let body = json!({"instance": self.instance, "working": working}).to_string();
+        let body = json!({"instance": self.instance(), "working": working}).to_string();
         let started = boottime_ms();
         let client = self.link.client();
         let answer = client.call(Method::POST, &path, Some("application/json"), Bytes::from(body), limit).await;
@@ -261,13 +375,13 @@ impl Node {
     }
 
     /// Does what a refused claim calls for, and waits before the next.
-    async fn refused_claim(&self, error: &Error, pause: &mut Pause) {
+    pub async fn refused_claim(&self, error: &Error, pause: &mut Pause) {
         match refusal(error) {
             Some((StatusCode::CONFLICT, "stale-instance" | "static-node")) => self.refuse(error),
             Some((StatusCode::CONFLICT, "unknown-instance") | (StatusCode::NOT_FOUND, _)) => {
-                let mut adverts = self.adverts.subscribe();
+                let mut heard = self.heard.subscribe();
                 self.advert_now.notify_one();
-                let _ = tokio::time::timeout(Duration::from_secs(1), adverts.changed()).await;
+                let _ = tokio::time::timeout(Duration::from_secs(1), heard.changed()).await;
             }
             _ if is_passing(error) && !matches!(error, Error::Garbled(_)) => {
                 debug!("claiming node={}: {error}", self.config().id)
@@ -278,85 +392,27 @@ impl Node {
     }
 
     /// Gives the node up for good.
-    fn refuse(&self, error: &Error) {
-        if !self.refused.send_replace(true) {
+    pub fn refuse(&self, error: &Error) {
+        let taken_over = refusal(error).is_some_and(|(_, code)| code == "stale-instance");
+        let left = if taken_over { Left::TakenOver } else { Left::Refused };
+        if self.refused.send_replace(Some(left)).is_none() {
             error!("this agent ends its work on the node node={}: {error}", self.config().id);
         }
     }
-
-    /// Advertises the node, again and again. When the daemon refuses it for good, [`Node::closing`] and
-    /// [`Node::abandoned`] tell the others.
-    async fn advertise(&self) -> std::convert::Infallible {
-        let config = self.config();
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let advert = json!({
-            "node_id": config.id,
-            "label": config.label,
-            "instance": self.instance,
-            "capabilities": config.capabilities,
-            "policy": {"drain": config.drain, "reason": config.reason},
-            "agent_version": env!("CARGO_PKG_VERSION"),
-            "host": host.trim(),
-        })
-        .to_string();
-        let mut pause = Pause::default();
-        let mut drain: Option<String> = None;
-        let mut limit_ms = ADVERT_LIMIT_MS.1;
-        while !*self.refused.borrow() {
-            let sent_at = boottime_ms();
-            let body = Bytes::from(advert.clone());
-            let client = self.link.client();
-            let limit = Duration::from_millis(limit_ms.unsigned_abs());
-            let answer = client.call(Method::POST, "/v1/nodes", Some("application/json"), body, limit).await;
-            self.link.note(answer.as_ref().err());
-            match answer.and_then(|answer| wire::read::<Adverted>(&answer)) {
-                Ok(adverted) => {
-                    pause.reset();
-                    self.hear(&adverted, sent_at);
-                    if drain.as_ref() != Some(&adverted.drain) {
-                        info!("the daemon knows the node node={} drain={:?}", config.id, adverted.drain);
-                        drain = Some(adverted.drain);
-                    }
-                    // Not faster than a tenth of a second, whatever is told.
-                    let renew_ms = wire::ms(adverted.renew_seconds).max(100);
-                    limit_ms = renew_ms.saturating_mul(2).clamp(ADVERT_LIMIT_MS.0, ADVERT_LIMIT_MS.1);
-                    let next_at = sent_at.saturating_add(renew_ms);
-                    tokio::select! {
-                        () = sleep_until(next_at) => {}
-                        () = self.advert_now.notified() => {}
-                    }
-                }
-                Err(error) if is_final(&error, drain.is_none()) => self.refuse(&error),
-                Err(error) => {
-                    if !matches!(error, Error::Unreachable { .. }) {
-                        debug!("advertising node={}: {error}", config.id);
-                    }
-                    // With a short lease a long pause could be all that is left of it when the line is whole again.
-                    pause.wait_at_most(limit / 4).await;
-                }
-            }
-        }
-        std::future::pending().await
-    }
-
-    fn hear(&self, adverted: &Adverted, sent_at: Ms) {
-        self.lease.send_if_modified(|held| held.as_mut().is_some_and(|held| held.hear(&adverted.leases, sent_at)));
-        self.adverts.send_modify(|count| *count += 1);
-        let nonce = adverted.leases.first().map(|lease| lease.nonce.clone());
-        self.told.send_if_modified(|told| {
-            let is_new = nonce.is_some() && *told != nonce;
-            *told = nonce;
-            is_new
-        });
-    }
 }
 
-/// Says whether a refused advert is refused for good. At first any refusal of the request itself is: a wrong token or
-/// a wrong file should be seen at once. A node that the daemon once accepted ends only when it belongs to another.
-fn is_final(error: &Error, first: bool) -> bool {
-    match refusal(error) {
-        Some((StatusCode::CONFLICT, "stale-instance" | "static-node")) => true,
-        Some((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST, _)) => first,
-        _ => first && !is_passing(error),
+fn granted(answer: Result<Answer, Error>, sent_at: Ms) -> Result<Option<Granted>, Error> {
+    let received_at = boottime_ms();
+    let answer = answer?;
+    if answer.status == StatusCode::NO_CONTENT {
+        return Ok(None);
     }
+    let given = Given::read(wire::read(&answer)?).map_err(|error| Error::Garbled(error.to_string()))?;
+    Ok(Some(Granted { given, sent_at, received_at }))
+}
+
+fn new_instance() -> String {
+    let mut instance = [0; 16];
+    getrandom::fill(&mut instance).expect("Linux always has random numbers");
+    instance.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,12 +2,14 @@
 //! the result is answered.
 //!
 //! The command is never held up by a slow or absent daemon, and the agent's memory does not grow with what it writes.
+//! Secret values are masked before anything is kept. When the host's disk is full the output ends there; what the agent
+//! itself has to say of the step, little, is then kept in memory.
 //! A 2xx to a log PUT does not promise that the bytes survive a power cut there (the result's answer does), so what
 //! was sent is sent again if the daemon turns out not to have it.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 
 use super::link::{Link, Pause, is_passing, refusal};
+use super::secrets::{Masker, Secrets};
 use super::wire::Claim;
 use crate::client::{CALL_LIMIT, Error};
 
@@ -41,8 +44,16 @@ pub struct Output(Arc<Mutex<Spool>>, watch::Sender<Extent>);
 #[derive(Debug)]
 struct Spool {
     file: File,
+    /// How much is in the file.
+    kept: u64,
     limit: u64,
     dropped: u64,
+    /// Why nothing more can be kept in the file.
+    broken: Option<io::Error>,
+    /// Notes that the file has no room for: they follow it.
+    notes: Vec<u8>,
+    secrets: Secrets,
+    masker: Masker,
 }
 
 /// How much there is, and whether there will be more.
@@ -69,15 +80,29 @@ impl Output {
     ///
     /// # Errors
     /// The system's.
-    pub fn new(folder: &Path, limit: u64) -> io::Result<(Self, Sender)> {
+    pub fn new(folder: &Path, limit: u64, secrets: &Secrets) -> io::Result<(Self, Sender)> {
         let path = folder.join(format!("output-{:016x}", getrandom::u64().map_err(io::Error::other)?));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         // Without a name it goes with the agent, however that ends.
         std::fs::remove_file(&path)?;
+        Ok(Self::on(file, limit, secrets))
+    }
+
+    fn on(file: File, limit: u64, secrets: &Secrets) -> (Self, Sender) {
         let (extent_sender, extent) = watch::channel(Extent::default());
-        let output = Self(Arc::new(Mutex::new(Spool { file, limit, dropped: 0 })), extent_sender);
+        let spool = Spool {
+            file,
+            kept: 0,
+            limit,
+            dropped: 0,
+            broken: None,
+            notes: Vec::new(),
+            secrets: secrets.clone(),
+            masker: secrets.masker(),
+        };
+        let output = Self(Arc::new(Mutex::new(spool)), extent_sender);
         let sender = Sender { output: output.clone(), extent, sent: 0, refused: false, gap: (0, 0) };
-        Ok((output, sender))
+        (output, sender)
     }
 
     /// Keeps what `from` gives until it ends.
@@ -86,7 +111,7 @@ impl Output {
         loop {
             match from.read(&mut chunk).await {
                 Ok(0) => return,
-                Ok(n) => self.append(&chunk[..n], false),
+                Ok(n) => self.change(|spool| spool.take(&chunk[..n])),
                 Err(error) => return warn!("reading a command's output: {error}"),
             }
         }
@@ -94,46 +119,94 @@ impl Output {
 
     /// Adds a line of the agent's own, on a line of its own.
     pub fn note(&self, text: &str) {
-        let len = self.1.borrow().len;
-        let mut last = [b'\n'];
-        if len > 0 {
-            let spool = self.0.lock().expect("no holder panics");
-            let _ = spool.file.read_exact_at(&mut last, len - 1);
-        }
-        let start = if last == [b'\n'] { "" } else { "\n" };
-        self.append(format!("{start}[mediator: {text}]\n").as_bytes(), true);
+        self.change(|spool| spool.note(text));
     }
 
     /// Says that there will be no more.
     pub fn complete(&self) {
-        let dropped = self.0.lock().expect("no holder panics").dropped;
-        if dropped > 0 {
-            self.note(&format!("{dropped} bytes of output were dropped on the node"));
-        }
+        self.change(|spool| {
+            spool.settle();
+            if spool.dropped > 0 {
+                let why = spool.broken.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+                spool.note(&format!("{} bytes of output were dropped on the node{why}", spool.dropped));
+            }
+        });
         self.1.send_modify(|extent| extent.complete = true);
     }
 
-    fn append(&self, bytes: &[u8], whatever_the_limit: bool) {
+    fn change(&self, change: impl FnOnce(&mut Spool)) {
         let mut spool = self.0.lock().expect("no holder panics");
-        let len = self.1.borrow().len;
-        let room = usize::try_from(spool.limit.saturating_sub(len)).unwrap_or(usize::MAX);
-        let kept = if whatever_the_limit { bytes.len() } else { bytes.len().min(room) };
-        // A full disk here is no reason to end the step: what cannot be kept is counted and told.
-        let kept = match spool.file.write_all_at(&bytes[..kept], len) {
-            Ok(()) => kept,
-            Err(_) => 0,
-        };
-        spool.dropped += (bytes.len() - kept) as u64;
-        self.1.send_if_modified(|extent| {
-            extent.len += kept as u64;
-            kept > 0
-        });
+        change(&mut spool);
+        let len = spool.kept + spool.notes.len() as u64;
+        self.1.send_if_modified(|extent| std::mem::replace(&mut extent.len, len) != len);
     }
 
     fn read(&self, from: u64, to: u64) -> io::Result<Bytes> {
-        let mut bytes = vec![0; usize::try_from(to.min(from + REQUEST_BYTES) - from).expect("it is small")];
-        self.0.lock().expect("no holder panics").file.read_exact_at(&mut bytes, from)?;
+        let spool = self.0.lock().expect("no holder panics");
+        if from >= spool.kept {
+            let from = usize::try_from(from - spool.kept).expect("it is small");
+            return Ok(Bytes::copy_from_slice(&spool.notes[from..]));
+        }
+        let to = to.min(from + REQUEST_BYTES).min(spool.kept);
+        let mut bytes = vec![0; usize::try_from(to - from).expect("it is small")];
+        spool.file.read_exact_at(&mut bytes, from)?;
         Ok(Bytes::from(bytes))
+    }
+}
+
+impl Spool {
+    /// Takes what the command wrote.
+    fn take(&mut self, bytes: &[u8]) {
+        let masked = self.masker.pass(bytes);
+        // Borrowed from `bytes` if there is nothing to mask.
+        self.keep(&masked, self.limit);
+    }
+
+    /// Takes what the masker still has: nothing can follow it any more.
+    fn settle(&mut self) {
+        let rest = self.masker.finish();
+        self.keep(&rest, self.limit);
+    }
+
+    /// Keeps as much as there is room for. A full disk here is no reason to end the step: what cannot be kept is counted
+    /// and told. After a failure nothing more is kept, so that what is there is the beginning of the output, without
+    /// gaps.
+    fn keep(&mut self, bytes: &[u8], limit: u64) {
+        let room = usize::try_from(limit.saturating_sub(self.kept)).unwrap_or(usize::MAX);
+        let wanted = &bytes[..bytes.len().min(room)];
+        let mut kept = 0;
+        while kept < wanted.len() && self.broken.is_none() {
+            match self.file.write_at(&wanted[kept..], self.kept) {
+                Ok(0) => self.broken = Some(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    kept += n;
+                    self.kept += n as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    warn!("output cannot be kept on this host: {error}");
+                    self.broken = Some(error);
+                }
+            }
+        }
+        self.dropped += (bytes.len() - kept) as u64;
+    }
+
+    fn note(&mut self, text: &str) {
+        self.settle();
+        let mut last = [b'\n'];
+        match self.notes.last() {
+            Some(byte) => last = [*byte],
+            None if self.kept > 0 => drop(self.file.read_exact_at(&mut last, self.kept - 1)),
+            None => {}
+        }
+        let start = if last == [b'\n'] { "" } else { "\n" };
+        let line = self.secrets.mask(&format!("{start}[mediator: {text}]\n")).into_bytes();
+        let (kept, dropped) = (self.kept, self.dropped);
+        self.keep(&line, u64::MAX);
+        self.dropped = dropped;
+        let written = usize::try_from(self.kept - kept).expect("it is a line");
+        self.notes.extend_from_slice(&line[written..]);
     }
 }
 
@@ -212,14 +285,22 @@ mod tests {
 
     fn kept(output: &Output) -> String {
         let len = output.1.borrow().len;
-        String::from_utf8(output.read(0, len).expect("it is there").to_vec()).expect("it is text")
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < len {
+            bytes.extend(output.read(bytes.len() as u64, len).expect("it is there"));
+        }
+        String::from_utf8(bytes).expect("it is text")
+    }
+
+    fn write(output: &Output, text: &str) {
+        output.change(|spool| spool.take(text.as_bytes()));
     }
 
     #[test]
     fn a_note_stands_on_a_line_of_its_own() {
         let folder = tempfile::tempdir().expect("there is room");
-        let (output, _sender) = Output::new(folder.path(), 100).expect("there is room");
-        output.append(b"no newline", false);
+        let (output, _sender) = Output::new(folder.path(), 100, &Secrets::default()).expect("there is room");
+        write(&output, "no newline");
         output.note("a");
         output.note("b");
         assert_eq!(kept(&output), "no newline\n[mediator: a]\n[mediator: b]\n");
@@ -229,11 +310,35 @@ mod tests {
     #[test]
     fn a_flood_is_cut_and_the_cut_is_told() {
         let folder = tempfile::tempdir().expect("there is room");
-        let (output, _sender) = Output::new(folder.path(), 4).expect("there is room");
-        output.append(b"abc", false);
-        output.append(b"def", false);
-        output.append(b"ghi", false);
+        let (output, _sender) = Output::new(folder.path(), 4, &Secrets::default()).expect("there is room");
+        for text in ["abc", "def", "ghi"] {
+            write(&output, text);
+        }
         output.complete();
         assert_eq!(kept(&output), "abcd\n[mediator: 5 bytes of output were dropped on the node]\n");
+    }
+
+    #[test]
+    fn what_a_full_disk_cannot_keep_is_told_all_the_same() {
+        let full = File::options().read(true).write(true).open("/dev/full").expect("this is Linux");
+        let (output, _sender) = Output::on(full, 100, &Secrets::default());
+        write(&output, "abc");
+        output.note("artifact a: not found");
+        output.complete();
+        let told = kept(&output);
+        assert!(told.starts_with("[mediator: artifact a: not found]\n[mediator: 3 bytes of output"), "{told}");
+        assert!(told.contains("No space left on device"), "{told}");
+    }
+
+    #[test]
+    fn a_secret_that_comes_in_two_pieces_is_masked() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let secrets = Secrets::read(&["P".to_owned()], &|_| Some("hunter22".to_owned())).expect("long enough");
+        let (output, _sender) = Output::new(folder.path(), 100, &secrets).expect("there is room");
+        write(&output, "it is hunt");
+        write(&output, "er22 or hunt");
+        output.note("artifact hunter22: not found");
+        output.complete();
+        assert_eq!(kept(&output), "it is *** or hunt\n[mediator: artifact ***: not found]\n");
     }
 }

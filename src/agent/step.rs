@@ -1,6 +1,9 @@
 //! One attempt of one step: begun once, done under its lease, reported until heard.
 
+use std::fs::{File, Permissions};
 use std::future::Future;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
@@ -20,7 +23,7 @@ use super::node::{Granted, Node};
 use super::output::{Output, Sender};
 use super::process::Work;
 use super::supervisor::{Cause, End, How, Order, Start};
-use super::wire::{self, Claim, Outcome};
+use super::wire::{self, Claim, Given, Outcome};
 use crate::client::{CALL_LIMIT, Error};
 use crate::clock::{Ms, boottime_ms};
 
@@ -29,11 +32,12 @@ const LAST_WORDS: Duration = Duration::from_secs(8);
 
 /// How long output may still come after nothing of the work is left: only if the command gave its pipe to a process
 /// that it had not started.
-const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
+pub const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
 
 /// Carries out a claimed step; returns the next one if the daemon gave it with its answer to the result.
-pub async fn carry_out(node: &Node, granted: Granted) -> Option<Granted> {
-    let Granted { claim, sent_at, received_at } = granted;
+pub async fn carry_out(node: &Node, claim: Claim, sent_at: Ms, received_at: Ms) -> Option<Granted> {
+    // What the file says by now holds for the whole step, whatever it comes to say meanwhile.
+    let config = node.config();
     let lease = Authority::granted(&claim.run_id, &claim.lease, sent_at, received_at);
     let lease = lease.or_longer(node.lease.borrow().as_ref());
     let over = lease.is_over(received_at);
@@ -46,22 +50,39 @@ pub async fn carry_out(node: &Node, granted: Granted) -> Option<Granted> {
     if over {
         return report(node, &claim, &Outcome::Lost("the lease ran out before it began".into()), None).await;
     }
-    let named = format!("run={} node={} step={} attempt={}", claim.run_id, node.config().id, claim.id, claim.attempt);
+    let named = format!("run={} node={} step={} attempt={}", claim.run_id, config.id, claim.id, claim.attempt);
+    // A check may be under way; the lease is renewed meanwhile.
+    let hands = tokio::select! {
+        biased;
+        () = node.abandoned() => None,
+        hands = node.hands.lock() => Some(hands),
+    };
+    let Some(hands) = hands else {
+        return report(node, &claim, &Outcome::Lost("told to stop before it began".into()), None).await;
+    };
+    if node.lease.borrow().as_ref().is_none_or(|lease| lease.is_over(boottime_ms())) {
+        return report(node, &claim, &Outcome::Lost("the lease ended before it began".into()), None).await;
+    }
     info!("step begins {named}");
-    let output = node.config().make_state_dir().and_then(|dir| Output::new(&dir, node.settings().spool_bytes));
+    let output = config.make_state_dir().and_then(|dir| Output::new(&dir, config.spool_bytes, &config.secrets));
     let (output, mut sender) = match output {
         Ok(output) => output,
         Err(error) => {
             error!("no room for the step's output {named}: {error}");
-            return report(node, &claim, &Outcome::Lost(error.to_string()), None).await;
+            return report(node, &claim, &unready(&config.work_dir, &error), None).await;
         }
     };
     let work = async {
-        let outcome = work(node, &claim, received_at, &output).await;
+        let outcome = work(node, &claim, &config, received_at, &output).await;
         output.complete();
         outcome
     };
     let (outcome, _) = tokio::join!(work, unless_abandoned(node, sender.send(&node.link, &claim)));
+    drop(hands);
+    let outcome = match outcome {
+        Outcome::Error(what) => Outcome::Error(config.secrets.mask(&what)),
+        other => other,
+    };
     match &outcome {
         Outcome::ExitCode(code) => info!("step ended {named} exit_code={code}"),
         Outcome::Error(what) => info!("step ended {named} error={what:?}"),
@@ -71,9 +92,8 @@ pub async fn carry_out(node: &Node, granted: Granted) -> Option<Granted> {
 }
 
 /// Does the work itself, output and artifacts included.
-async fn work(node: &Node, claim: &Claim, received_at: Ms, output: &Output) -> Outcome {
-    let config = node.config();
-    let start = match prepare(node, claim, received_at) {
+async fn work(node: &Node, claim: &Claim, config: &NodeConfig, received_at: Ms, output: &Output) -> Outcome {
+    let start = match prepare(node, claim, config, received_at) {
         Ok(start) => start,
         Err(outcome) => return outcome,
     };
@@ -101,35 +121,55 @@ async fn work(node: &Node, claim: &Claim, received_at: Ms, output: &Output) -> O
         Some(End { how: How::Code(code), .. }) => Outcome::ExitCode(code),
     };
     if !matches!(outcome, Outcome::Lost(_)) {
-        unless_abandoned(node, artifacts::send(&node.link, claim, &config.work_dir, output)).await;
+        unless_abandoned(node, artifacts::send(&node.link, claim, config, output)).await;
     }
     outcome
 }
 
 /// Makes everything ready to start the command.
-fn prepare(node: &Node, claim: &Claim, received_at: Ms) -> Result<Start, Outcome> {
-    let config = node.config();
-    let state = config.make_state_dir().map_err(|error| Outcome::Lost(format!("work folder: {error}")))?;
+fn prepare(node: &Node, claim: &Claim, config: &NodeConfig, received_at: Ms) -> Result<Start, Outcome> {
+    let state = config.make_state_dir().map_err(|error| unready(&config.work_dir, &error))?;
+    config.hand_over().map_err(|error| unready(&config.work_dir, &error))?;
     let assigned = state.join("assigned.json");
     let own = |name: &str| std::env::var(name).ok();
-    let env =
-        environment(claim, &node.settings().offer_env, &assigned.to_string_lossy(), own).map_err(Outcome::Error)?;
+    let env = environment(claim, config, &assigned.to_string_lossy(), own).map_err(Outcome::Error)?;
     let json = claim.assigned.to_string();
-    write_new(&assigned, &json).map_err(|error| Outcome::Lost(format!("{}: {error}", assigned.display())))?;
+    write_new(&assigned, &json).map_err(|error| unready(&assigned, &error))?;
     let until_ms = node.lease.borrow().as_ref().map_or(0, Authority::until);
     let time_ms = claim.timeout_seconds.map(|limit| received_at.saturating_add(wire::ms(limit)));
-    let lock = state.join("lock");
-    Ok(Start { argv: claim.run.clone(), env, dir: config.work_dir.clone(), lock, until_ms, time_ms })
+    Ok(Start {
+        argv: claim.run.clone(),
+        env,
+        dir: config.work_dir.clone(),
+        lock: state.join("lock"),
+        until_ms,
+        time_ms,
+        identity: config.identity().cloned(),
+    })
+}
+
+/// Tells why a step could not be begun. A full disk is told to whoever submitted it, who may have filled it; anything
+/// else here is the lab's failure.
+fn unready(path: &Path, error: &io::Error) -> Outcome {
+    let what = format!("{}: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Outcome::Error(format!("there is no room on the node's host: {what}"))
+        }
+        _ => Outcome::Lost(what),
+    }
 }
 
 /// Writes a file anew: an earlier step may have made it a link to somewhere else.
-fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    use std::io::Write;
-    std::fs::File::options().write(true).create_new(true).open(path)?.write_all(text.as_bytes())
+    let mut file = File::options().write(true).create_new(true).open(path)?;
+    file.write_all(text.as_bytes())?;
+    // The step's user reads it, whatever the umask.
+    file.set_permissions(Permissions::from_mode(0o644))
 }
 
 /// Passes to the supervisor whatever bears on the work's right to go on, until nothing of it is left.
@@ -164,7 +204,7 @@ async fn report(node: &Node, claim: &Claim, outcome: &Outcome, mut log: Option<&
         "node_id": node.config().id,
         "nonce": claim.lease.nonce,
         "attempt": claim.attempt,
-        "instance": node.instance,
+        "instance": node.instance(),
     });
     outcome.write(&mut body);
     let body = Bytes::from(body.to_string());
@@ -201,8 +241,8 @@ async fn report(node: &Node, claim: &Claim, outcome: &Outcome, mut log: Option<&
 
 fn next_claim(answer: &Value, sent_at: Ms) -> Option<Granted> {
     // What does not read as a claim is claimed again in the plain way, which tells what is wrong with it.
-    let claim: Claim = serde_json::from_value(answer["claim"].clone()).ok()?;
-    Some(Granted { claim, sent_at, received_at: boottime_ms() })
+    let given = Given::read(answer["claim"].clone()).ok()?;
+    Some(Granted { given, sent_at, received_at: boottime_ms() })
 }
 
 /// Waits for `last`, but not for long once the agent was told twice to end or the node was refused.
@@ -213,18 +253,5 @@ async fn unless_abandoned<T>(node: &Node, last: impl Future<Output = T>) -> Opti
             node.abandoned().await;
             tokio::time::sleep(LAST_WORDS).await;
         } => None,
-    }
-}
-
-impl NodeConfig {
-    /// Makes the work folder and, in it, `.mediator`, where the agent keeps what it needs for a step; returns the
-    /// latter.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn make_state_dir(&self) -> std::io::Result<std::path::PathBuf> {
-        let dir = self.work_dir.join(".mediator");
-        std::fs::create_dir_all(&dir)?;
-        Ok(dir)
     }
 }

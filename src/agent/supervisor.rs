@@ -12,6 +12,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -25,6 +26,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::deadline::sleep_until;
 use super::descendants::{self, Process};
+use super::user::Identity;
 use crate::clock::{Ms, boottime_ms};
 
 /// How long a command that is told to end (SIGTERM) has before it is killed; less if its lease runs out sooner.
@@ -57,6 +59,8 @@ pub struct Start {
     pub until_ms: Ms,
     /// When the step has run over its time, if it has a limit.
     pub time_ms: Option<Ms>,
+    /// Who the command becomes; none: this process's own user.
+    pub identity: Option<Identity>,
 }
 
 /// How the work ended: the supervisor's last word.
@@ -123,7 +127,7 @@ fn supervise() -> io::Result<End> {
         };
         let mut work = Work::new(me, start.until_ms, start.time_ms);
         let not_started = |why: String, stopped| Ok(End { how: How::NotStarted(why), stopped });
-        let lock = match File::options().create(true).append(true).open(&start.lock) {
+        let lock = match File::options().create(true).append(true).mode(0o600).open(&start.lock) {
             Ok(lock) => lock,
             Err(error) => return not_started(format!("{}: {error}", start.lock.display()), None),
         };
@@ -316,7 +320,8 @@ fn command(start: &Start) -> Result<Pid, String> {
     fs::create_dir_all(&start.dir).map_err(|error| format!("{}: {error}", start.dir.display()))?;
     let output = || io::stdout().as_fd().try_clone_to_owned().map(Stdio::from);
     let cannot = |error: io::Error| format!("cannot start {program}: {error}");
-    let child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .env_clear()
         .envs(start.env.iter().map(|(name, value)| (name, value)))
@@ -324,8 +329,14 @@ fn command(start: &Start) -> Result<Pid, String> {
         .stdin(Stdio::null())
         .stdout(output().map_err(cannot)?)
         .stderr(output().map_err(cannot)?)
-        .process_group(0)
-        .spawn()
-        .map_err(cannot)?;
-    Ok(Pid::from_child(&child))
+        .process_group(0);
+    let child = match &start.identity {
+        None => command.spawn(),
+        Some(identity) => {
+            // The pipe too: else the command could not open its own /dev/stdout.
+            let owned = fchown(io::stdout(), Some(identity.uid), Some(identity.gid));
+            owned.and_then(|()| identity.run(|| command.spawn()))
+        }
+    };
+    child.map(|child| Pid::from_child(&child)).map_err(cannot)
 }

@@ -73,6 +73,37 @@ pub struct Claim {
     pub lease: Lease,
 }
 
+/// What a claim gives.
+#[derive(Clone, Debug)]
+pub enum Given {
+    /// A step.
+    Step(Box<Claim>),
+    /// The node is to be cleaned after its last user.
+    Cleanup(Cleaning),
+}
+
+/// Which cleaning is due.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Cleaning {
+    /// It goes with the report.
+    pub cleaning: String,
+    /// The run whose lease ended.
+    pub run_id: String,
+}
+
+impl Given {
+    /// Reads what a claim's answer, or the `claim` of a result's answer, gives.
+    ///
+    /// # Errors
+    /// What is not as expected in it.
+    pub fn read(value: Value) -> serde_json::Result<Self> {
+        if value["kind"] == "cleanup" {
+            return serde_json::from_value(value).map(Self::Cleanup);
+        }
+        serde_json::from_value(value).map(Self::Step)
+    }
+}
+
 /// Names one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {

@@ -2,11 +2,12 @@
 //! `mediator attend`, which `mediator hold` starts.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 
+use super::{Exit, Stop, agent_init};
 use crate::agent::link::Flags;
 use crate::agent::{self, Ended};
 
@@ -14,13 +15,32 @@ use crate::agent::{self, Ended};
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// File that describes the nodes (TOML)
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "init")]
+    config: Option<PathBuf>,
+    /// Write a first such file for this host and end (default: agent.toml); never over one that is there
+    #[arg(long)]
+    init: bool,
+}
+
+impl AgentArgs {
+    /// Says whether only a file is to be written.
+    pub fn is_init(&self) -> bool {
+        self.init
+    }
+
+    fn path(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new("agent.toml"))
+    }
+}
+
+/// Writes a first file.
+pub fn init(args: &AgentArgs, url: Option<&str>) -> Result<Exit, Stop> {
+    agent_init::write(args.path(), url)
 }
 
 /// Runs the agent.
-pub fn run(args: &AgentArgs) -> ExitCode {
-    match agent::run(&args.config, &Flags::default()) {
+pub fn run(args: &AgentArgs, flags: &Flags) -> ExitCode {
+    match agent::run(args.path(), flags) {
         Ended::Told => ExitCode::SUCCESS,
         Ended::Config => ExitCode::from(2),
         Ended::NoDaemon => ExitCode::from(3),

@@ -8,10 +8,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::agent::link::Flags;
 use crate::client::{self, Client, Problem, Token};
 use crate::tls::Trust;
 
 mod agent;
+mod agent_init;
 mod artifacts;
 mod asks;
 mod backup;
@@ -261,9 +263,10 @@ pub fn run() -> ExitCode {
             start_log();
             serve::run(&args)
         }
+        Command::Agent(args) if args.is_init() => finish(agent::init(&args, global.url.as_deref()), global.json),
         Command::Agent(args) => {
             start_log();
-            agent::run(&args)
+            agent::run(&args, &Flags { url: global.url, data: global.data })
         }
         Command::Supervise => agent::supervise(),
         Command::Attend(args) => agent::attend(&args),

@@ -41,7 +41,7 @@ fn a_node_is_shown_without_its_nonce() {
         shown,
         json!({
             "node_id": "b1", "label": "the left one", "instance": "i", "static": false, "live": true,
-            "last_seen": "2027-01-15T08:00:00.000Z", "drain": null, "drains": [],
+            "last_seen": "2027-01-15T08:00:00.000Z", "drain": null, "drains": [], "cleaning": null,
             "capabilities": [{"capability": "board", "attrs": {"hot": "true", "slots": "4", "usb": "1-2"}}, {"capability": "board", "attrs": {}}],
             "lease": {"run_id": run, "not_after": "2027-01-15T08:10:00.000Z", "ttl_seconds": 600},
             "holders": [{"run_id": run, "principal": "operator", "work": null, "from": "2027-01-15T08:00:00.000Z", "to": null,

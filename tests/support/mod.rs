@@ -17,6 +17,7 @@ use tempfile::TempDir;
 const LIMIT_MS: i64 = 40_000;
 
 /// Waits until `found` finds something; when it does not, fails with what it was to be.
+#[track_caller]
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let until = boottime_ms() + LIMIT_MS;
     loop {
@@ -32,6 +33,8 @@ pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 pub struct Agent {
     pub child: Child,
     pub dir: TempDir,
+    /// The first lines of its file: where the daemon is.
+    head: String,
 }
 
 impl Agent {
@@ -49,12 +52,17 @@ impl Agent {
 
     /// Starts an agent in a folder, with the rest of a file.
     pub fn start_in(dir: TempDir, url: &str, file: &str) -> Self {
+        let head = format!("url = \"{url}\"\ntoken = \"secret-token\"\n");
+        Self::start_by(&mut Command::new(env!("CARGO_BIN_EXE_mediator")), dir, &head, file)
+    }
+
+    /// Starts an agent with what starts it, the first lines of its file, and the rest.
+    pub fn start_by(start: &mut Command, dir: TempDir, head: &str, file: &str) -> Self {
         let config = dir.path().join("agent.toml");
-        let work = dir.path().join("work");
-        let text = format!("url = \"{url}\"\ntoken = \"secret-token\"\nwork_dir = {work:?}\n{file}");
-        fs::write(&config, text).expect("there is room");
+        let head = format!("{head}work_dir = {:?}\n", dir.path().join("work"));
+        fs::write(&config, format!("{head}{file}")).expect("there is room");
         let log = fs::File::options().create(true).append(true).open(dir.path().join("agent.log"));
-        let child = Command::new(env!("CARGO_BIN_EXE_mediator"))
+        let child = start
             .args(["agent", "--config"])
             .arg(&config)
             .env_remove("MEDIATOR_URL")
@@ -66,8 +74,20 @@ impl Agent {
             .stdin(Stdio::null())
             .stderr(log.expect("there is room"))
             .spawn()
-            .expect("the binary is built");
-        Self { child, dir }
+            .expect("the program is there");
+        Self { child, dir, head }
+    }
+
+    /// Replaces the rest of its file, and has it read again.
+    pub fn reload(&self, file: &str) {
+        fs::write(self.dir.path().join("agent.toml"), format!("{}{file}", self.head)).expect("there is room");
+        self.signal(Signal::HUP);
+    }
+
+    /// Waits until it has said this.
+    #[track_caller]
+    pub fn says(&self, text: &str) {
+        wait_for(text, || self.log().contains(text).then_some(()));
     }
 
     /// Kills the agent and gives its folder back.
@@ -90,6 +110,16 @@ impl Agent {
     /// The work folder of the node `n`.
     pub fn work(&self) -> PathBuf {
         self.dir.path().join("work/n")
+    }
+
+    /// Reads a file of that folder; empty if there is none.
+    pub fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.work().join(name)).unwrap_or_default()
+    }
+
+    /// Makes a file there that something waits for.
+    pub fn touch(&self, name: &str) {
+        fs::write(self.work().join(name), "").expect("there is room");
     }
 
     /// What the agent has said.

@@ -1,19 +1,24 @@
 //! The agent's file: TOML, read and checked as a whole before anything starts.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::client::{Client, Token};
 use crate::config::default_data_dir;
-use crate::domain::ids::{ID_FORM, is_id};
+
+mod node;
+
+use node::{Around, FileNode};
+pub use node::{Attr, Capability, Check, Drain, Errand, NodeConfig};
 
 /// How much of a step's output is kept on this host until the daemon has it: a little more than the daemon's own
 /// default limit, so that it is the daemon that cuts and marks.
 const DEFAULT_SPOOL_BYTES: u64 = 68 * 1024 * 1024;
+
+/// The agent's own token.
+const OWN_TOKEN: &str = "MEDIATOR_TOKEN";
 
 /// The agent's settings, checked.
 #[derive(Clone, Debug)]
@@ -22,16 +27,12 @@ pub struct Config {
     pub url: Option<String>,
     /// The token, if the file has one.
     pub token: Option<TokenSource>,
-    /// Names that a step's `pass_env` may pass through from the agent's environment.
-    pub offer_env: Vec<String>,
-    /// How much of a step's output is kept on this host, in bytes.
-    pub spool_bytes: u64,
     /// The nodes, at least one.
     pub nodes: Vec<NodeConfig>,
 }
 
 /// Where the file says that the token is.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
     /// In the file itself.
     Text(String),
@@ -46,46 +47,6 @@ impl fmt::Debug for TokenSource {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
         }
     }
-}
-
-/// One node.
-#[derive(Clone, Debug)]
-pub struct NodeConfig {
-    /// Its id.
-    pub id: String,
-    /// What people call it; may be empty.
-    pub label: String,
-    /// Where its steps run: absolute, and no other node's.
-    pub work_dir: PathBuf,
-    /// What it offers.
-    pub capabilities: Vec<Capability>,
-    /// The owner's side of draining: `""`, `graceful` or `at-boundary`.
-    pub drain: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// One thing that a node can do.
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Capability {
-    /// Its name, as a contract's `requires` says it.
-    pub capability: String,
-    /// What is special about it.
-    #[serde(default)]
-    pub attrs: BTreeMap<String, Attr>,
-}
-
-/// The value of an attribute.
-#[derive(Clone, Debug, Serialize, PartialEq)]
-#[serde(untagged)]
-pub enum Attr {
-    /// A string.
-    Text(String),
-    /// An integer.
-    Integer(i64),
-    /// A boolean.
-    Flag(bool),
 }
 
 /// Why the file is not accepted: the file, the place in it where that is known, and what is wrong.
@@ -109,30 +70,11 @@ struct File {
     work_dir: Option<PathBuf>,
     #[serde(default)]
     offer_env: Vec<String>,
+    #[serde(default)]
+    secret_env: Vec<String>,
     spool_bytes: Option<u64>,
     #[serde(default)]
     node: Vec<FileNode>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileNode {
-    id: String,
-    #[serde(default)]
-    label: String,
-    work_dir: Option<PathBuf>,
-    #[serde(default)]
-    capabilities: Vec<Capability>,
-    drain: Option<DrainMode>,
-    #[serde(default)]
-    reason: String,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum DrainMode {
-    Graceful,
-    AtBoundary,
 }
 
 impl Config {
@@ -144,11 +86,13 @@ impl Config {
         let invalid = |what: String| Invalid(format!("{}: {what}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
         let absolute = std::path::absolute(path).map_err(|error| invalid(error.to_string()))?;
-        Self::parse(&text, absolute.parent().unwrap_or(Path::new("/"))).map_err(invalid)
+        let own = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::parse(&text, absolute.parent().unwrap_or(Path::new("/")), &own).map_err(invalid)
     }
 
-    /// Checks a file's text; `folder` is where relative paths start, and must be absolute.
-    fn parse(text: &str, folder: &Path) -> Result<Self, String> {
+    /// Checks a file's text; `folder` is where relative paths start, and must be absolute; `own` is the agent's
+    /// environment.
+    fn parse(text: &str, folder: &Path, own: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         if let Some(url) = &file.url {
             Client::new(url, Token::new("")).map_err(|error| format!("url: {error}"))?;
@@ -159,22 +103,31 @@ impl Config {
             (Some(text), None) => Some(TokenSource::Text(text)),
             (None, path) => path.map(|path| TokenSource::File(folder.join(path))),
         };
-        for name in &file.offer_env {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                return Err(format!("offer_env: {name:?} is not the name of a variable"));
-            }
-            if name == "MEDIATOR_TOKEN" {
-                return Err("offer_env: MEDIATOR_TOKEN is the agent's own and is never passed to a step".into());
-            }
+        let own_token = own(OWN_TOKEN).or_else(|| match &token {
+            Some(TokenSource::Text(text)) => Some(text.clone()),
+            Some(TokenSource::File(path)) => std::fs::read_to_string(path).ok(),
+            None => None,
+        });
+        let variables = Variables { own, own_token: own_token.as_deref().map_or("", str::trim) };
+        for (key, names) in [("offer_env", &file.offer_env), ("secret_env", &file.secret_env)] {
+            names.iter().try_for_each(|name| variables.may_pass(name)).map_err(|what| format!("{key}: {what}"))?;
         }
         if file.spool_bytes == Some(0) {
             return Err("spool_bytes: must be above 0".into());
         }
         let base = file.work_dir.map(|base| folder.join(base));
         let base = || base.clone().unwrap_or_else(|| default_data_dir().join("agent"));
+        let around = Around {
+            folder,
+            base: &base,
+            variables,
+            offer_env: &file.offer_env,
+            secret_env: &file.secret_env,
+            spool_bytes: file.spool_bytes.unwrap_or(DEFAULT_SPOOL_BYTES),
+        };
         let mut nodes: Vec<NodeConfig> = Vec::new();
         for node in file.node {
-            let node = node.check(folder, &base)?;
+            let node = node.check(&around)?;
             if nodes.iter().any(|other| other.id == node.id) {
                 return Err(format!("node: two nodes have the id {}", node.id));
             }
@@ -187,79 +140,39 @@ impl Config {
         if nodes.is_empty() {
             return Err("node: there is none; describe each with a [[node]] section".into());
         }
-        let spool_bytes = file.spool_bytes.unwrap_or(DEFAULT_SPOOL_BYTES);
-        Ok(Self { url: file.url, token, offer_env: file.offer_env, spool_bytes, nodes })
+        Ok(Self { url: file.url, token, nodes })
+    }
+
+    /// Makes sure that the steps of all nodes can run on this host.
+    ///
+    /// # Errors
+    /// What is wrong with one.
+    pub fn prepare(&self) -> Result<(), String> {
+        self.nodes.iter().try_for_each(NodeConfig::prepare)
     }
 }
 
-impl FileNode {
-    fn check(self, folder: &Path, base: &dyn Fn() -> PathBuf) -> Result<NodeConfig, String> {
-        if !is_id(&self.id) {
-            return Err(format!("node.id: {:?} is not {ID_FORM}", self.id));
-        }
-        if self.capabilities.iter().any(|entry| entry.capability.is_empty()) {
-            return Err(format!("node {}: capability: is empty", self.id));
-        }
-        if self.capabilities.iter().any(|entry| entry.attrs.keys().any(|key| key.is_empty() || key == "node")) {
-            return Err(format!("node {}: attrs: a key is not empty, and `node` is always the node's own id", self.id));
-        }
-        if self.drain.is_none() && !self.reason.is_empty() {
-            return Err(format!("node {}: reason: goes with drain", self.id));
-        }
-        let drain = match self.drain {
-            None => "",
-            Some(DrainMode::Graceful) => "graceful",
-            Some(DrainMode::AtBoundary) => "at-boundary",
-        };
-        let work_dir = self.work_dir.map_or_else(|| base().join(&self.id), |own| folder.join(own));
-        Ok(NodeConfig {
-            work_dir: settled(&work_dir),
-            id: self.id,
-            label: self.label,
-            capabilities: self.capabilities,
-            drain: drain.to_owned(),
-            reason: self.reason,
-        })
-    }
+/// The agent's own environment, and what of it steps may get.
+#[derive(Clone, Copy)]
+struct Variables<'a> {
+    own: &'a dyn Fn(&str) -> Option<String>,
+    /// Empty if it is not known.
+    own_token: &'a str,
 }
 
-/// Returns a path by which two names of one folder can be told: without links where the folder exists, else without
-/// `.` and `..`.
-fn settled(path: &Path) -> PathBuf {
-    if let Ok(path) = path.canonicalize() {
-        return path;
-    }
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir => drop(out.pop()),
-            part => out.push(part),
+impl Variables<'_> {
+    /// Checks the name of a variable that steps are to get.
+    fn may_pass(&self, name: &str) -> Result<(), String> {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(format!("{name:?} is not the name of a variable"));
         }
-    }
-    out
-}
-
-impl<'de> Deserialize<'de> for Attr {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct AttrVisitor;
-        impl Visitor<'_> for AttrVisitor {
-            type Value = Attr;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, an integer or a boolean")
-            }
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Attr, E> {
-                Ok(Attr::Text(value.to_owned()))
-            }
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Attr, E> {
-                Ok(Attr::Integer(value))
-            }
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Attr, E> {
-                Ok(Attr::Flag(value))
-            }
+        if name == OWN_TOKEN {
+            return Err(format!("{OWN_TOKEN} is the agent's own and is never passed to a step"));
         }
-        // A visitor and not an untagged enum: that would lose the line of a value that is none of these.
-        from.deserialize_any(AttrVisitor)
+        if !self.own_token.is_empty() && (self.own)(name).is_some_and(|value| value.trim() == self.own_token) {
+            return Err(format!("{name} holds the agent's own token, which is never passed to a step"));
+        }
+        Ok(())
     }
 }
 
@@ -268,7 +181,12 @@ mod tests {
     use super::*;
 
     fn check(text: &str) -> Result<Config, String> {
-        Config::parse(text, Path::new("/etc/lab"))
+        let own = |name: &str| match name {
+            "PASSWORD" => Some("hunter22".to_owned()),
+            "ALIAS" | "MEDIATOR_TOKEN" => Some("t0ken-text".to_owned()),
+            _ => None,
+        };
+        Config::parse(text, Path::new("/etc/lab"), &own)
     }
 
     fn refused(text: &str, expect: &[&str]) {
@@ -298,7 +216,7 @@ mod tests {
         let config = check(text).expect("it is right");
         assert_eq!(config.nodes[0].work_dir, Path::new("/srv/work/board-1"));
         assert_eq!(config.nodes[1].work_dir, Path::new("/etc/lab/host"));
-        assert_eq!(config.nodes[1].drain, "at-boundary");
+        assert_eq!(config.nodes[1].drain, Drain::AtBoundary);
         assert!(matches!(&config.token, Some(TokenSource::File(path)) if path == Path::new("/etc/lab/token")));
         let sent = serde_json::to_value(&config.nodes[0].capabilities).expect("it is plain data");
         assert_eq!(
@@ -309,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_example_is_right() {
-        let config = check(include_str!("../../examples/agent.toml")).expect("it is right");
+        let config = check(include_str!("../../../examples/agent.toml")).expect("it is right");
         assert_eq!(config.nodes.len(), 3);
     }
 
@@ -342,6 +260,56 @@ mod tests {
         refused("token = \"t\"\ntoken_file = \"f\"\n[[node]]\nid = \"a\"\n", &["one of them"]);
         refused("[[node]]\nid = \"-a\"\n", &["node.id"]);
         refused("[[node]]\nid = \"a\"\nreason = \"x\"\n", &["goes with drain"]);
-        refused("offer_env = [\"MEDIATOR_TOKEN\"]\n[[node]]\nid = \"a\"\n", &["never passed"]);
+        for key in ["offer_env", "secret_env"] {
+            for name in ["MEDIATOR_TOKEN", "ALIAS"] {
+                refused(&format!("{key} = [{name:?}]\n[[node]]\nid = \"a\"\n"), &[key, name, "never passed"]);
+            }
+        }
+        refused("[[node]]\nid = \"a\"\nsecret_env = [\"ALIAS\"]\n", &["node a: secret_env: ALIAS", "never passed"]);
+    }
+
+    #[test]
+    fn what_the_daemon_would_refuse_is_refused_here() {
+        let node = |more: &str| format!("[[node]]\nid = \"a\"\n{more}\n");
+        let long = "x".repeat(1025);
+        refused(&node(&format!("label = {long:?}")), &["node a: /label: longer than 1024 bytes"]);
+        refused(&node(&format!("drain = \"graceful\"\nreason = {long:?}")), &["node a: /reason: longer"]);
+        refused(&node("label = \"a\\u0007b\""), &["node a: ", "control character"]);
+        let big = "capabilities = [{ capability = \"b\", attrs = { x = 9007199254740993 } }]";
+        refused(&node(big), &["node a: /capabilities/0/attrs/x"]);
+    }
+
+    #[test]
+    fn a_node_has_commands_of_its_owner() {
+        let text = r#"
+            secret_env = ["PASSWORD"]
+            [[node]]
+            id = "a"
+            cleanup = ["./clean", "./all"]
+            cleanup_timeout_seconds = 10
+            check = ["true"]
+            check_interval_seconds = 0.5
+        "#;
+        let node = check(text).expect("it is right").nodes.remove(0);
+        let cleanup = node.cleanup.expect("it has one");
+        assert_eq!(cleanup.argv, ["/etc/lab/./clean", "./all"], "the program's path starts at the file");
+        assert_eq!(cleanup.timeout_ms, 10_000);
+        let check = node.check.expect("it has one");
+        assert_eq!((check.errand.argv, check.errand.timeout_ms, check.interval_ms), (vec!["true".into()], 60_000, 500));
+        assert_eq!(node.secrets.variables(), [("PASSWORD".to_owned(), "hunter22".to_owned())]);
+    }
+
+    #[test]
+    fn a_command_of_the_owner_s_that_makes_no_sense_is_refused() {
+        let node = |more: &str| format!("[[node]]\nid = \"a\"\n{more}\n");
+        refused(&node("cleanup = []"), &["node a: cleanup: there is no command"]);
+        refused(&node("check = [\"\"]"), &["node a: check: the first word is empty"]);
+        refused(&node("cleanup = \"true\""), &["line 3", "cleanup"]);
+        refused(&node("cleanup_timeout_seconds = 3"), &["cleanup_timeout_seconds: goes with cleanup"]);
+        refused(&node("check_interval_seconds = 3"), &["check_interval_seconds: goes with check"]);
+        refused(&node("check = [\"true\"]\ncheck_timeout_seconds = 0"), &["check_timeout_seconds: must be above 0"]);
+        refused(&node("run_as = \"no-such-user\""), &["node a: run_as: this host has no user"]);
+        refused(&node("secret_env = [\"MISSING\"]"), &["node a: secret_env: MISSING is not set"]);
+        refused(&node("secret_env = [\"A=B\"]"), &["node a: secret_env:", "not the name of a variable"]);
     }
 }

@@ -6,7 +6,7 @@ use super::{Context, Stop, out};
 use crate::client::{Error, encode};
 
 /// The daemon's largest page.
-const PAGE: usize = 500;
+pub const PAGE: usize = 500;
 /// How many entries are fetched when no number is asked for: more than a person reads, and no surprise for a daemon
 /// that keeps a year of runs.
 const DEFAULT_LIMIT: usize = 1000;
@@ -16,7 +16,8 @@ const DEFAULT_LIMIT: usize = 1000;
 pub struct List {
     /// The entries as the daemon sent them.
     pub entries: Vec<Value>,
-    next: Option<String>,
+    /// The cursor of the page behind them.
+    pub next: Option<String>,
 }
 
 /// Fetches at most `limit` entries of the list `key` at `path`, following its pages.
@@ -30,32 +31,46 @@ pub async fn fetch(
     limit: Option<usize>,
 ) -> Result<List, Stop> {
     let wanted = limit.unwrap_or(DEFAULT_LIMIT);
-    let mut query = String::new();
-    for (name, value) in filters {
-        if let Some(value) = value {
-            query.push_str(&format!("&{name}={}", encode(value)));
-        }
-    }
+    let query = query(filters);
     let mut entries: Vec<Value> = Vec::new();
     let mut next: Option<String> = None;
     loop {
-        let page = PAGE.min(wanted - entries.len());
-        let cursor = next.as_deref().map(|cursor| format!("&cursor={}", encode(cursor))).unwrap_or_default();
-        let mut document = context.client.get(&format!("{path}?limit={page}{query}{cursor}")).await?.json()?;
-        let Value::Array(mut page) = document[key].take() else {
-            return Err(Error::Garbled(format!("expected a list '{key}'")).into());
-        };
-        let is_empty = page.is_empty();
-        entries.append(&mut page);
-        next = document["next"].as_str().map(str::to_owned);
-        // An empty page that claims to go on would be asked for without end.
-        if next.is_none() || is_empty || entries.len() >= wanted {
+        let size = PAGE.min(wanted - entries.len());
+        let mut page = fetch_page(context, path, key, &query, size, next.as_deref()).await?;
+        entries.append(&mut page.entries);
+        next = page.next;
+        if next.is_none() || entries.len() >= wanted {
             break;
         }
     }
     if next.is_some() && limit.is_none() {
         out::note(&format!("there are more: these are {} of them; ask for more with --limit", entries.len()));
     }
+    Ok(List { entries, next })
+}
+
+/// Makes the part of a query that chooses entries.
+pub fn query(filters: &[(&str, Option<String>)]) -> String {
+    let chosen = filters.iter().filter_map(|(name, value)| Some(format!("&{name}={}", encode(value.as_ref()?))));
+    chosen.collect()
+}
+
+/// Fetches one page of at most `size` entries behind `cursor`; `query` is what [`query`] makes.
+pub async fn fetch_page(
+    context: &Context,
+    path: &str,
+    key: &str,
+    query: &str,
+    size: usize,
+    cursor: Option<&str>,
+) -> Result<List, Stop> {
+    let cursor = cursor.map(|cursor| format!("&cursor={}", encode(cursor))).unwrap_or_default();
+    let mut document = context.client.get(&format!("{path}?limit={size}{query}{cursor}")).await?.json()?;
+    let Value::Array(entries) = document[key].take() else {
+        return Err(Error::Garbled(format!("expected a list '{key}'")).into());
+    };
+    // An empty page that claims to go on would be asked for without end.
+    let next = document["next"].as_str().filter(|_| !entries.is_empty()).map(str::to_owned);
     Ok(List { entries, next })
 }
 

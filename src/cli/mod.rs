@@ -17,6 +17,7 @@ mod agent_init;
 mod artifacts;
 mod asks;
 mod backup;
+mod cancel;
 mod change;
 mod contract_file;
 mod events;
@@ -116,8 +117,8 @@ enum ClientCommand {
     Why(why::Args),
     /// Show the output of a run's steps
     Logs(logs::Args),
-    /// Cancel runs
-    Cancel(runs::CancelArgs),
+    /// Cancel runs: those that are named, or all that fit
+    Cancel(cancel::Args),
     /// List or fetch the files that a run's steps left
     Artifacts(artifacts::Args),
     /// Fetch or verify the record of a run that has ended
@@ -318,7 +319,7 @@ fn ask_daemon(command: ClientCommand, global: &Global) -> Result<Exit, Stop> {
             ClientCommand::Show(args) => runs::show(args, context).await,
             ClientCommand::Why(args) => why::run(args, context).await,
             ClientCommand::Logs(args) => logs::run(args, context).await,
-            ClientCommand::Cancel(args) => runs::cancel(args, context).await,
+            ClientCommand::Cancel(args) => cancel::run(args, context).await,
             ClientCommand::Artifacts(args) => artifacts::run(args, context).await,
             ClientCommand::Record(args) => record::run(args, context).await,
             ClientCommand::Events(args) => events::run(args, context).await,

@@ -5,7 +5,7 @@
 //! (`logs`, `exec`) and files (`record`, `artifacts --get`) pass as they are.
 
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
@@ -65,6 +65,29 @@ pub fn json(value: &Value) -> io::Result<()> {
 /// Tells people something on standard error. That nobody listens there is no reason to fail.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "mediator: {}", shown(text));
+}
+
+/// Writes a line that belongs to a question to standard error, as it is.
+pub fn aside(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", shown(text));
+}
+
+/// Says whether there is somebody who can be asked: a terminal to read the question on, and one to answer it from.
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks; says whether the answer was yes.
+///
+/// # Errors
+/// When the terminal is gone.
+pub fn confirm(question: &str) -> io::Result<bool> {
+    let mut err = io::stderr().lock();
+    write!(err, "{} [y/N] ", shown(question))?;
+    err.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 /// An aligned table.

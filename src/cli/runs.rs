@@ -1,6 +1,4 @@
-//! `mediator runs`, `show` and `cancel`.
-
-use serde_json::json;
+//! `mediator runs` and `show`.
 
 use super::out::Table;
 use super::wire::{self, Capability, Require, Run, Step};
@@ -36,17 +34,6 @@ pub struct ShowArgs {
     /// The run
     #[arg(value_name = "RUN")]
     run_id: String,
-}
-
-/// Flags of `mediator cancel`.
-#[derive(clap::Args, Debug)]
-pub struct CancelArgs {
-    /// The runs
-    #[arg(value_name = "RUN", required = true)]
-    run_ids: Vec<String>,
-    /// Why; it is kept with the run
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
 }
 
 /// Lists runs, newest first.
@@ -144,30 +131,6 @@ fn doing(run: &Run) -> String {
     parts.extend(at_hand(run));
     parts.retain(|part| !part.is_empty());
     parts.join("; ")
-}
-
-/// Cancels runs, all of them even if one is refused.
-pub async fn cancel(args: CancelArgs, context: &Context) -> Result<Exit, Stop> {
-    if context.key.is_some() && args.run_ids.len() > 1 {
-        return Err(Stop::new(Exit::Usage, "--idempotency-key is for one request: cancel one run with it"));
-    }
-    let mut refused = None;
-    for run_id in &args.run_ids {
-        let path = format!("/v1/runs/{}/cancel", encode(run_id));
-        match context.post(&path, &json!({ "reason": args.reason })).await {
-            Ok(answer) if context.json => out::raw_json(&answer.body)?,
-            Ok(answer) => {
-                let run: Run = wire::read(&answer)?;
-                out::line(&format!("run {} {}", run.run_id, text::run_state(&run)))?;
-            }
-            Err(stop) if stop.exit == Exit::Refused && args.run_ids.len() > 1 => {
-                out::note(&format!("{run_id}: {}", stop.messages.join("; ")));
-                refused = Some(Exit::Refused);
-            }
-            Err(stop) => return Err(stop),
-        }
-    }
-    Ok(refused.unwrap_or(Exit::Done))
 }
 
 fn steps(steps: &[Step]) -> Table {

@@ -9,6 +9,7 @@ use super::call::Call;
 use super::problem::Problem;
 use super::reply::{self, Reply};
 use crate::clock;
+use crate::domain::Invalid;
 use crate::domain::contract::Contract;
 use crate::domain::field::Field;
 use crate::domain::ids::RunId;
@@ -132,14 +133,21 @@ pub async fn cancel(mut call: Call) -> Result<Reply, Problem> {
     let fields = Field::root(&body).object().map_err(invalid)?;
     let reason = fields.opt("reason").map(|field| field.text().map(str::to_owned)).transpose().map_err(invalid)?;
     let reason = reason.filter(|reason| !reason.is_empty());
+    let only_while = fields.opt("while").map(|field| state_of(&field)).transpose().map_err(invalid)?;
     fields.finish().map_err(invalid)?;
     let by = call.caller.name.clone();
     call.once(&body, move |tx| {
-        let changed = store_cancel::cancel(tx, &id, &by, reason.as_deref())?;
+        let changed = store_cancel::cancel(tx, &id, &by, reason.as_deref(), only_while)?;
         let view = views::run(tx.rows(), &id, tx.at())?;
         Ok(Effect { answer: reply::kept(StatusCode::OK, &view, None), changed, run: Some(id.clone()) })
     })
     .await
+}
+
+/// Reads the state in which a run must be to be cancelled.
+fn state_of(field: &Field) -> Result<RunState, Invalid> {
+    let live = RunState::parse(field.text()?).filter(|state| !state.is_terminal());
+    live.ok_or_else(|| field.invalid("expected QUEUED or RUNNING"))
 }
 
 /// `POST /v1/runs/{id}/renew`.
@@ -154,6 +162,6 @@ pub async fn renew(mut call: Call) -> Result<Reply, Problem> {
 }
 
 /// Makes the problem of a body that breaks its route's grammar.
-pub fn invalid(invalid: crate::domain::Invalid) -> Problem {
+pub fn invalid(invalid: Invalid) -> Problem {
     Problem::invalid("invalid-request", invalid)
 }

@@ -4,18 +4,25 @@ use super::Error;
 use super::runs;
 use super::tx::Tx;
 use crate::domain::ids::RunId;
-use crate::domain::run::VerdictKind;
+use crate::domain::run::{RunState, VerdictKind};
 use crate::failpoint;
 
-/// Cancels a run; a run that has ended stays as it is. Returns whether anything changed.
+/// Cancels a run; a run that has ended stays as it is, and so does one that is not in the state `only_while`. Returns
+/// whether anything changed.
 ///
 /// The queue is woken even if the run held nothing: a cancel is one of the events that wake it.
 ///
 /// # Errors
 /// `not-found`.
-pub fn cancel(tx: &Tx, run: &RunId, by: &str, reason: Option<&str>) -> Result<bool, Error> {
+pub fn cancel(
+    tx: &Tx,
+    run: &RunId,
+    by: &str,
+    reason: Option<&str>,
+    only_while: Option<RunState>,
+) -> Result<bool, Error> {
     let row = runs::get(tx, run)?;
-    if row.state.is_terminal() {
+    if row.state.is_terminal() || only_while.is_some_and(|state| state != row.state) {
         return Ok(false);
     }
     let detail = match reason {

@@ -1,5 +1,6 @@
 //! Drives the built program against a scripted daemon, and looks at its output and exit code.
 
+mod cancel;
 mod contracts;
 mod exec;
 mod fake;

@@ -1,4 +1,4 @@
-//! `runs`, `show`, `cancel`.
+//! `runs`, `show`.
 
 use serde_json::json;
 
@@ -113,16 +113,4 @@ fn a_running_run_is_told_in_full_and_in_short() {
         "{done:?}"
     );
     assert!(lines[2].contains("2 min"), "one that never started waited until its end: {done:?}");
-}
-
-#[test]
-fn several_runs_are_cancelled_even_if_one_is_unknown() {
-    let fake = Fake::start(|asked| match asked.line.as_str() {
-        "POST /v1/runs/r-1/cancel" => Reply::json(200, run("CANCELLED", json!({"verdict": {"kind": "cancelled"}}))),
-        _ => Reply::problem(404, "not-found", "no such run"),
-    });
-    let done = mediator(&fake, &["cancel", "r-0", "r-1", "--reason", "wrong branch"]).expect(4);
-    assert_eq!(done.out, "run r-1 CANCELLED: cancelled\n");
-    assert!(done.err.contains("r-0: no such run"), "{done:?}");
-    assert_eq!(fake.body_of("POST /v1/runs/r-1/cancel"), json!({"reason": "wrong branch"}));
 }

@@ -4,6 +4,7 @@ mod acquire;
 mod artifacts;
 mod ask;
 mod backup;
+mod cancel;
 mod claim;
 mod cleaning;
 mod clock;

@@ -15,7 +15,7 @@ use super::fleet::Fleet;
 use super::hub::Topic;
 use super::queue::Queue;
 use super::runs::Contracts;
-use super::{Error, NEVER};
+use super::{Error, NEVER, RunIds};
 use crate::clock::Ms;
 use crate::config::Settings;
 use crate::domain::contract::Contract;
@@ -41,6 +41,7 @@ pub(super) struct Memory {
     pub(super) fleet: RefCell<Fleet>,
     pub(super) queue: RefCell<Queue>,
     pub(super) contracts: RefCell<Contracts>,
+    pub(super) run_ids: RunIds,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
 }

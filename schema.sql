@@ -79,7 +79,7 @@ CREATE TABLE replaced_instances (
 -- Every run that was ever taken: placed, queued or rejected.
 CREATE TABLE runs (
     arrival      INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival, given by the writer; never used twice (I7)
-    run_id       TEXT NOT NULL UNIQUE,
+    run_id       TEXT NOT NULL UNIQUE,      -- ours begin with the time: rows that come together lie together
     state        TEXT NOT NULL CHECK (state IN ('QUEUED', 'RUNNING', 'SUCCEEDED', 'FAILED', 'CANCELLED')),
     principal    TEXT NOT NULL,
     name         TEXT,

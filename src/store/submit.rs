@@ -18,7 +18,7 @@ use super::progress;
 use super::queue::Place;
 use super::runs::{self, Assigned};
 use super::tx::{About, Tx};
-use super::{Error, NEVER, history, lease, new_run_id};
+use super::{Error, NEVER, history, lease};
 use crate::domain::contract::{Contract, Kind};
 use crate::domain::ids::RunId;
 use crate::domain::json::Json;
@@ -91,7 +91,7 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
         let detail = format!("run {id} has been, and is not kept any more (history.retention_days)");
         return Err(Error::Refused(Refusal::new("run-exists", detail).with("run_id", id.as_str()).at("/run_id")));
     }
-    let id = contract.run_id.clone().unwrap_or_else(new_run_id);
+    let id = contract.run_id.clone().unwrap_or_else(|| tx.memory.run_ids.next(tx.now));
     if let Err(reject) = ever {
         insert(tx, submission, &id, &New::Rejected(&reject))?;
         return Ok(Submitted::Rejected(Some(id), reject));

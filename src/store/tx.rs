@@ -15,7 +15,7 @@ use super::fleet::Fleet;
 use super::hub::Topic;
 use super::queue::Queue;
 use super::runs::Contracts;
-use super::{Error, NEVER};
+use super::{Error, NEVER, RunIds};
 use crate::clock::Ms;
 use crate::config::Settings;
 use crate::domain::contract::Contract;
@@ -43,6 +43,7 @@ pub(super) struct Memory {
     pub(super) contracts: RefCell<Contracts>,
     /// When to look next whether something of history is to be pruned: at once after a start.
     pub(super) prune_at: Cell<Ms>,
+    pub(super) run_ids: RunIds,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
 }

@@ -117,19 +117,8 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
         log::error!("a sealed record is not as it was run={run} cause={error}");
         Problem::new("internal", format!("the sealed record of run {run} is not as it was: {error}"))
     })?;
-    let (sender, body) = reply::pieces(2);
-    tokio::task::spawn_blocking(move || {
-        let mut sink = io::BufWriter::with_capacity(64 << 10, Sink(sender.clone()));
-        if let Err(error) = record::tar(store.folder(), &run, &files, &mut sink) {
-            log::warn!("cannot send a record run={run} cause={error}");
-            // Cut off rather than ended. Nobody hears it if the client has gone.
-            let _ = sender.blocking_send(Err(error));
-        }
-    });
-    let mut reply = hyper::Response::new(body);
+    let mut reply = archive("a record", move |sink| record::tar(store.folder(), &run, &files, sink));
     let headers = reply.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
-    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
     if let Ok(value) = HeaderValue::from_str(&manifest) {
         headers.insert("mediator-manifest-sha256", value);
     }
@@ -140,11 +129,16 @@ pub async fn read_record(call: Call) -> Result<Reply, Problem> {
 pub async fn backup(call: Call) -> Result<Reply, Problem> {
     call.query.only(&[])?;
     let backup = call.app.store.backup().await?;
+    Ok(archive("a backup", move |sink| backup.send(sink)))
+}
+
+/// Answers with a tar that is written while it is sent.
+fn archive(what: &'static str, write: impl FnOnce(&mut dyn io::Write) -> io::Result<()> + Send + 'static) -> Reply {
     let (sender, body) = reply::pieces(2);
     tokio::task::spawn_blocking(move || {
-        let sink = io::BufWriter::with_capacity(64 << 10, Sink(sender.clone()));
-        if let Err(error) = backup.send(sink) {
-            log::warn!("cannot send a backup cause={error}");
+        let mut sink = io::BufWriter::with_capacity(64 << 10, Sink(sender.clone()));
+        if let Err(error) = write(&mut sink) {
+            log::warn!("cannot send {what} cause={error}");
             // Cut off rather than ended. Nobody hears it if the client has gone.
             let _ = sender.blocking_send(Err(error));
         }
@@ -153,7 +147,7 @@ pub async fn backup(call: Call) -> Result<Reply, Problem> {
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    Ok(reply)
+    reply
 }
 
 /// Hands what is written in a blocking task to a body, as fast as the client reads.

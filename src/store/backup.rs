@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::folder::open_plain;
+use super::folder::{names, open_plain};
 use super::tx::Tx;
 use super::{DATABASE, Error, Store, random_text, runs};
 use crate::backup::Writer;
@@ -158,17 +158,4 @@ fn add<W: Write>(writer: &mut Writer<W>, base: &Path, name: &str) -> io::Result<
         }
     }
     Ok(())
-}
-
-/// The names in a folder, sorted; none if there is no such folder.
-fn names(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let names: io::Result<Vec<_>> =
-        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect();
-    let mut names = names?;
-    names.sort();
-    Ok(names)
 }

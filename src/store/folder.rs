@@ -158,6 +158,30 @@ impl Folder {
     }
 }
 
+/// Returns the names in a folder, sorted; none if there is no such folder.
+pub(super) fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let names: io::Result<Vec<_>> =
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect();
+    let mut names = names?;
+    names.sort();
+    Ok(names)
+}
+
+/// Syncs all folders of a tree, innermost first; its files are synced already.
+pub(crate) fn sync_tree(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync_tree(&entry.path())?;
+        }
+    }
+    File::open(folder)?.sync_all()
+}
+
 /// Opens a file of a run for reading; a link in its place is not followed.
 pub(super) fn open_plain(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(NOFOLLOW).open(path)

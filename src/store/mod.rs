@@ -62,6 +62,7 @@ use tokio::sync::oneshot;
 
 use error::not_found;
 pub use error::{Error, Refusal};
+pub(crate) use folder::sync_tree;
 pub use folder::{DATABASE, Folder};
 use hub::Hub;
 pub use runs::{Assigned, AssignedNode};

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::artifacts::{artifacts_folder, hex};
-use super::folder::open_plain;
+use super::folder::{names, open_plain, sync_tree};
 use super::views::{self, At};
 use super::{Error, Folder, Refusal, Store, history, random_text};
 use crate::domain::ids::RunId;
@@ -239,7 +239,7 @@ impl Draft {
         let logs = folder.run(run).join("logs");
         folder.has_no_links(&logs.join("1"))?;
         folder.has_no_links(&artifacts_folder(folder, run).join("1"))?;
-        for name in file_names(&logs)? {
+        for name in names(&logs)? {
             self.put(&format!("logs/{name}"), open_plain(&logs.join(&name))?)?;
         }
         for artifact in &content.artifacts {
@@ -278,30 +278,6 @@ fn pretty(value: &Value) -> String {
     let mut text = serde_json::to_string_pretty(value).expect("a value is JSON");
     text.push('\n');
     text
-}
-
-fn file_names(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    Ok(names)
-}
-
-/// Syncs all folders of a tree, innermost first; its files are synced already.
-fn sync_tree(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            sync_tree(&entry.path())?;
-        }
-    }
-    File::open(folder)?.sync_all()
 }
 
 /// Lists the files of a sealed record, sorted.

@@ -148,6 +148,12 @@ pub fn boottime_ms() -> i64 {
     t.tv_sec * 1000 + t.tv_nsec / 1_000_000
 }
 
+/// Returns CLOCK_MONOTONIC in microseconds, as a service manager compares it.
+pub fn monotonic_us() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec * 1_000_000 + t.tv_nsec / 1000
+}
+
 fn wall_ms() -> i64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     t.tv_sec * 1000 + t.tv_nsec / 1_000_000

@@ -10,4 +10,5 @@ pub mod domain;
 pub mod failpoint;
 pub mod http;
 pub mod store;
+pub mod systemd;
 pub mod tls;

@@ -53,7 +53,10 @@ impl Lab {
 
     /// Starts the daemon; returns its port.
     fn start(&mut self) -> u16 {
-        let mut child = self.serve().stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let log = fs::File::create(self.path("daemon.log")).expect("there is room");
+        let mut serve = self.serve();
+        serve.env("RUST_LOG", "trace").stdout(Stdio::piped()).stderr(log);
+        let mut child = serve.spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
         let address = line.trim().strip_prefix("listening on https://").expect("an address").to_owned();
@@ -113,6 +116,8 @@ fn commands_on_the_daemons_machine_find_and_trust_it() {
     let data = lab.path("data");
     ends(&lab.run(&["nodes"], &[("MEDIATOR_DATA", &data)], ""), 0, "NODE");
     ends(&lab.run(&["--data", data.to_str().expect("text"), "doctor"], &[], ""), 0, "full");
+    let log = fs::read_to_string(lab.path("daemon.log")).expect("it is there");
+    assert!(log.contains("path=\"/v1/nodes\" status=200") && !log.contains(&lab.token()[..16]), "{log}");
     let mode = fs::metadata(data.join("certificate.pem")).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }

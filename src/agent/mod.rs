@@ -39,6 +39,8 @@ use link::{Flags, Link};
 use process::Supervisors;
 use reload::Nodes;
 
+use crate::systemd::Manager;
+
 /// How far the agent is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -97,9 +99,12 @@ pub fn run(path: &Path, flags: &Flags) -> Ended {
 async fn run_nodes(path: &Path, config: Config, link: Link) -> std::io::Result<Ended> {
     let supervisors = Supervisors::new()?;
     let hangup = signal(SignalKind::hangup())?;
-    let phase = watch_signals()?;
+    let manager = Manager::of_environment();
+    let phase = watch_signals(manager.clone())?;
     info!("agent for {} nodes url={}", config.nodes.len(), link.client().url());
-    let ended = Nodes::start(path, config, link, supervisors, phase).look_after(hangup).await;
+    manager.status(&format!("waiting for the daemon at {}", link.client().url()));
+    tokio::spawn(keep_watched(manager.clone()));
+    let ended = Nodes::start(path, config, link, supervisors, phase).look_after(hangup, &manager).await;
     match ended {
         Ended::Refused => error!("the daemon refuses every node of this agent"),
         _ => info!("agent ends"),
@@ -108,7 +113,7 @@ async fn run_nodes(path: &Path, config: Config, link: Link) -> std::io::Result<E
 }
 
 /// Turns SIGTERM and SIGINT into phases.
-fn watch_signals() -> std::io::Result<watch::Receiver<Phase>> {
+fn watch_signals(manager: Manager) -> std::io::Result<watch::Receiver<Phase>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (send, receive) = watch::channel(Phase::Run);
     tokio::spawn(async move {
@@ -121,10 +126,21 @@ fn watch_signals() -> std::io::Result<watch::Receiver<Phase>> {
                 Phase::Abandon => warn!("told to end again: stopping the work"),
                 _ => info!("told to end: nothing new is claimed, the steps in hand end (a second signal stops them)"),
             }
+            manager.stopping("the steps in hand end");
             send.send_replace(phase);
         }
         // The channel must not close while nodes wait on it.
         std::future::pending::<()>().await;
     });
     Ok(receive)
+}
+
+/// Tells the service manager that the agent lives, from the one thread that does all its work: blocked, it would tell
+/// nothing.
+async fn keep_watched(manager: Manager) {
+    let Some(every) = manager.watch_every() else { return };
+    loop {
+        manager.alive();
+        tokio::time::sleep(every).await;
+    }
 }

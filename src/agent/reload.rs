@@ -19,6 +19,7 @@ use super::link::Link;
 use super::node::{Left, Node, Orders};
 use super::process::Supervisors;
 use super::{Ended, Phase};
+use crate::systemd::Manager;
 
 /// The nodes at work.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Nodes {
     /// What each that has not ended is to do.
     orders: BTreeMap<String, watch::Sender<Orders>>,
     at_work: JoinSet<(String, Left)>,
+    /// Ends for each when the daemon has heard of it, or never will.
+    unknown: JoinSet<()>,
     /// Those that another agent has taken over.
     taken_over: BTreeSet<String>,
     readings: u64,
@@ -54,6 +57,7 @@ impl Nodes {
             phase,
             orders: BTreeMap::new(),
             at_work: JoinSet::new(),
+            unknown: JoinSet::new(),
             taken_over: BTreeSet::new(),
             readings: 0,
         };
@@ -61,11 +65,14 @@ impl Nodes {
         nodes
     }
 
-    /// Looks after them until none is left; each `hangup` has the file read again.
-    pub async fn look_after(mut self, mut hangup: Signal) -> Ended {
-        let mut told = false;
+    /// Looks after them until none is left; each `hangup` has the file read again. `manager` is told when the daemon knows
+    /// all of them.
+    pub async fn look_after(mut self, mut hangup: Signal, manager: &Manager) -> Ended {
+        let (mut told, mut ready) = (false, false);
         loop {
             tokio::select! {
+                // One that has ended is not among them any more when it is asked who is known.
+                biased;
                 left = self.at_work.join_next() => match left {
                     None if told || *self.phase.borrow() > Phase::Run => return Ended::Told,
                     None => return Ended::Refused,
@@ -76,7 +83,21 @@ impl Nodes {
                     // A panic in one node ends the process, and with it all work: being deaf would be worse.
                     Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
                 },
-                _ = hangup.recv() => self.read_again().await,
+                Some(_) = self.unknown.join_next() => {
+                    if !ready && self.unknown.is_empty() && !self.orders.is_empty() {
+                        ready = true;
+                        manager.ready(&self.status());
+                    }
+                }
+                _ = hangup.recv() => {
+                    if ready {
+                        manager.reloading();
+                    }
+                    self.read_again().await;
+                    if ready {
+                        manager.ready(&self.status());
+                    }
+                }
             }
         }
     }
@@ -85,6 +106,9 @@ impl Nodes {
         let id = config.id.clone();
         let (send, orders) = watch::channel(Orders { config, retired: false, reading: self.readings });
         let node = Node::new(orders, self.link.clone(), self.supervisors.clone(), self.phase.clone());
+        let mut heard = node.heard.subscribe();
+        // One that is refused goes, and with it what tells of it.
+        self.unknown.spawn(async move { drop(heard.wait_for(|heard| heard.adverts > 0).await) });
         self.orders.insert(id.clone(), send);
         self.at_work.spawn(async move { (id, node.run().await) });
     }
@@ -99,6 +123,11 @@ impl Nodes {
             Left::TakenOver => drop(self.taken_over.insert(id)),
             Left::Told | Left::Refused => {}
         }
+    }
+
+    fn status(&self) -> String {
+        let names: Vec<&str> = self.orders.keys().map(String::as_str).collect();
+        format!("speaking for {} at {}", names.join(", "), self.link.client().url())
     }
 
     async fn read_again(&mut self) {

@@ -9,12 +9,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::{Exit, out};
-use crate::clock::Clock;
+use crate::clock::{Clock, boottime_ms};
 use crate::config::{Config, Flags};
 use crate::delivery;
 use crate::http;
 use crate::store::Store;
 use crate::store::hub::Topic;
+use crate::systemd::Manager;
 use crate::tls::{self, Identity};
 
 /// Flags of `mediator serve`.
@@ -67,6 +68,8 @@ pub fn run(args: &Args) -> ExitCode {
         }
     };
     let ended = runtime.block_on(serve(config));
+    // Not dropped: that would wait for whoever still reads or copies a file. Being killed is as safe.
+    runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -77,6 +80,7 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 async fn serve(config: Config) -> Result<(), String> {
+    let manager = Manager::of_environment();
     let (stop, stopping) = watch::channel(false);
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| format!("cannot watch SIGTERM: {error}"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("cannot watch SIGINT: {error}"))?;
@@ -117,7 +121,9 @@ async fn serve(config: Config) -> Result<(), String> {
         // Whoever started the daemon may have closed its end: that is no reason not to serve.
         let _ = writeln!(stdout, "listening on {url}").and_then(|()| stdout.flush());
     }
+    manager.ready(&format!("serving {url}"));
     let keeper = tokio::spawn(keep_records(store.clone()));
+    let watched = tokio::spawn(keep_watched(store.clone(), manager.clone()));
     let delivery = tokio::spawn(delivery::run(store.clone()));
     log::info!("serving url={url} data={:?}", config.data);
     let tls = identity.as_ref().map(Identity::acceptor);
@@ -125,7 +131,9 @@ async fn serve(config: Config) -> Result<(), String> {
     tokio::pin!(serving);
     let reload = async {
         while hangup.recv().await.is_some() {
+            manager.reloading();
             reload(&store, identity.as_deref());
+            manager.ready(&format!("serving {url}"));
         }
         std::future::pending::<()>().await;
     };
@@ -143,13 +151,55 @@ async fn serve(config: Config) -> Result<(), String> {
             log::error!("the sender of notifications ended: ending cause={ended:?}");
             std::process::abort();
         }
+        ended = watched => {
+            log::error!("the watch over the writer ended: ending cause={ended:?}");
+            std::process::abort();
+        }
     };
     log::info!("stopping signal={signal}");
+    manager.stopping("answering what was begun");
+    let began = boottime_ms();
     let _ = stop.send(true);
     serving.await;
-    tokio::task::spawn_blocking(move || store.close())
-        .await
-        .map_err(|error| format!("the store did not close: {error}"))
+    close(store).await;
+    log::info!("stopped took_ms={}", boottime_ms() - began);
+    Ok(())
+}
+
+/// Ends the writer, which first does what waits. What takes it longer than [`CLOSE_LIMIT`] is a disk that hangs: ending
+/// is as safe then as being killed. Not so when the disk has failed: then the writer ends the process, once that is safe.
+async fn close(store: Store) {
+    let (send, closed) = tokio::sync::oneshot::channel();
+    let own = store.clone();
+    // A thread of its own: those for blocking calls may all be taken by readers that hang as well.
+    let closing = std::thread::Builder::new().name("close".into()).spawn(move || {
+        own.close();
+        let _ = send.send(());
+    });
+    if let Err(error) = closing {
+        return log::error!("cannot close the store: ending as it is cause={error}");
+    }
+    tokio::select! {
+        _ = closed => {}
+        () = tokio::time::sleep(CLOSE_LIMIT) => {
+            if store.has_failed() {
+                log::error!("the disk has failed: ending when the WAL is empty");
+                std::future::pending::<()>().await;
+            }
+            log::warn!("the writer does not end: ending without it");
+        }
+    }
+}
+
+/// Tells the service manager that the daemon lives, each time that the writer has answered: with anything, for a full disk
+/// is no reason to end, and a failed one is none to end before the WAL is empty.
+async fn keep_watched(store: Store, manager: Manager) -> std::convert::Infallible {
+    let Some(every) = manager.watch_every() else { return std::future::pending().await };
+    loop {
+        store.writer_answers().await;
+        manager.alive();
+        tokio::time::sleep(every).await;
+    }
 }
 
 /// Reads the certificate and its key again. What was read before stays if they cannot be used.
@@ -181,6 +231,9 @@ async fn keep_records(store: Store) -> std::convert::Infallible {
         let _ = tokio::time::timeout(RECORDS_RETRY, waiter.told()).await;
     }
 }
+
+/// How long the writer may take to end.
+const CLOSE_LIMIT: Duration = Duration::from_millis(800);
 
 /// How many records are sealed before the daemon listens.
 const SEALS_FIRST: usize = 100;

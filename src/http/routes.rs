@@ -161,9 +161,10 @@ async fn healthz(_: Call) -> Result<Reply, Problem> {
     Ok(reply::json(hyper::StatusCode::OK, &serde_json::json!({"status": "ok"})))
 }
 
-/// `GET /readyz`: the database answers, reading and writing.
+/// `GET /readyz`: the database answers, reading and writing; if not, why.
 async fn readyz(call: Call) -> Result<Reply, Problem> {
-    call.app.store.read(|_| Ok(())).await?;
-    call.app.store.write(|_| Ok(())).await?;
+    let is_stopping = *call.app.stop.borrow();
+    let ready = if is_stopping { Err("the daemon is stopping".to_owned()) } else { call.app.store.is_ready().await };
+    ready.map_err(|why| Problem::new("unavailable", why))?;
     Ok(reply::json(hyper::StatusCode::OK, &serde_json::json!({"status": "ready"})))
 }

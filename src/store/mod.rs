@@ -25,6 +25,7 @@ pub mod drain;
 mod error;
 mod fleet;
 mod folder;
+mod health;
 mod history;
 pub mod hub;
 pub mod invariants;
@@ -64,6 +65,7 @@ use error::not_found;
 pub use error::{Error, Refusal};
 pub(crate) use folder::sync_tree;
 pub use folder::{DATABASE, Folder};
+use health::Health;
 use hub::Hub;
 pub use runs::{Assigned, AssignedNode};
 pub use tx::Tx;
@@ -87,6 +89,7 @@ pub struct Store(Arc<Inner>);
 
 struct Inner {
     waiting: Arc<Waiting>,
+    health: Arc<Health>,
     readers: r2d2::Pool<connection::Readers>,
     /// One permit a reader: a read that waits for its turn must not keep a thread that others need.
     reading: tokio::sync::Semaphore,
@@ -125,12 +128,14 @@ impl Store {
             Err(error) => return Err(shown(error)),
         };
         let (waiting, hub, settings) = (Arc::new(Waiting::default()), Hub::default(), Arc::new(settings));
+        let health = Arc::new(Health::default());
         let alarm = alarm::Alarm::new(Arc::clone(&waiting)).map_err(|error| format!("cannot make a timer: {error}"))?;
         let mut wal = path.clone().into_os_string();
         wal.push("-wal");
         let mut writer = Writer {
             conn,
             waiting: Arc::clone(&waiting),
+            health: Arc::clone(&health),
             hub: hub.clone(),
             clock: clock.clone(),
             settings: Arc::clone(&settings),
@@ -173,8 +178,21 @@ impl Store {
         let sealing = tokio::sync::Mutex::default();
         let backups = std::sync::atomic::AtomicUsize::new(0);
         let reading = tokio::sync::Semaphore::new(READERS as usize);
-        let inner =
-            Inner { waiting, readers, reading, hub, clock, settings, folder, tokens, logs, sealing, backups, writer };
+        let inner = Inner {
+            waiting,
+            health,
+            readers,
+            reading,
+            hub,
+            clock,
+            settings,
+            folder,
+            tokens,
+            logs,
+            sealing,
+            backups,
+            writer,
+        };
         Ok(Self(Arc::new(inner)))
     }
 

@@ -15,6 +15,7 @@ use rusqlite::Connection;
 
 use super::alarm::Alarm;
 use super::checkpoint::{checkpoint, empty_wal};
+use super::health::Health;
 use super::hub::Hub;
 use super::pace::Pace;
 use super::tx::{Effects, Memory, Tx};
@@ -35,6 +36,7 @@ const RETRY_MS: i64 = 1000;
 pub(super) struct Writer {
     pub(super) conn: Connection,
     pub(super) waiting: Arc<Waiting>,
+    pub(super) health: Arc<Health>,
     pub(super) hub: Hub,
     pub(super) clock: Clock,
     pub(super) settings: Arc<Settings>,
@@ -305,6 +307,7 @@ impl Writer {
             }
         }
         self.memory.fleet.borrow_mut().forget();
+        self.health.note(error);
         for write in writes {
             write.answer(Err(error.clone()));
         }
@@ -356,6 +359,7 @@ impl Writer {
                 log::error!("a checkpoint failed cause={error}");
                 let error = Error::from(error);
                 if matches!(error, Error::Disk(_)) {
+                    self.health.note(&error);
                     self.drain(&error);
                 }
             }

@@ -7,5 +7,8 @@ mod host;
 mod init;
 mod lab;
 mod reload;
+mod service;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/systemd.rs"]
+mod systemd;

@@ -133,6 +133,16 @@ impl Daemon {
         self.child.wait().expect("it ends");
     }
 
+    /// Tells it to end, also under a tracer, and does not wait.
+    pub fn tell_to_end(&self) {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        let traced =
+            children.split_whitespace().next().and_then(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?));
+        let pid = traced.unwrap_or(rustix::process::Pid::from_child(&self.child));
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    }
+
     /// The data folder.
     pub fn data(&self) -> &Path {
         &self.dir

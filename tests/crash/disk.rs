@@ -89,6 +89,10 @@ fn get(daemon: &Daemon, path: &str) -> Value {
     reply.body
 }
 
+fn get_status(daemon: &Daemon, path: &str) -> u16 {
+    daemon.exchange("GET", path, None, "").expect("an answer").status
+}
+
 fn board(daemon: &Daemon, node: &str) {
     let body = json!({"node_id": node, "instance": "i1", "capabilities": [{"capability": "board"}]});
     daemon.post("/v1/nodes", None, &body).expect("an answer");
@@ -130,7 +134,11 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
         let reply = daemon.exchange("GET", &format!("/v1/runs/{refused}"), None, "").expect("an answer");
         assert_eq!(reply.status, 404);
         assert_eq!(submit(&daemon, &refused).status, 507);
+        let ready = daemon.exchange("GET", "/readyz", None, "").expect("an answer");
+        assert_eq!((ready.status, &ready.body["detail"]), (503, &json!("the disk is full")), "{}", ready.body);
+        assert_eq!(daemon.exchange("GET", "/healthz", None, "").expect("an answer").status, 200);
         assert!(disk.sh("rm filler"));
+        wait_for("it is ready", || (get_status(&daemon, "/readyz") == 200).then_some(()));
         wait_for("the recovery", || matches!(submit(&daemon, &refused).status, 201 | 202).then_some(()));
         acknowledged.push(refused);
         number += 1;

@@ -165,3 +165,34 @@ fn after_a_failed_sync_everyone_is_told_the_wal_is_emptied_and_the_process_ends(
     let again = submit(&daemon, failing);
     assert!(matches!(again.status, 201 | 202) && !again.head.contains("idempotent-replayed"), "{}", again.body);
 }
+
+/// A disk that stays broken: the daemon says why it is not ready, still lives, and does not end, not even when it is told
+/// to. Ended now, the next start could take for durable what was never on the disk.
+#[test]
+fn while_the_disk_stays_broken_it_says_so_and_does_not_end() {
+    let inject = "inject=fsync,fdatasync:error=EIO:when=40+";
+    let Some(mut traced) = Traced::start(tempfile::tempdir().expect("there is room"), &["-e", inject]) else { return };
+    traced.during("/v1/nodes", &advert());
+    let ready = |daemon: &Daemon| daemon.exchange("GET", "/readyz", None, "").expect("an answer");
+    assert_eq!(ready(&traced.daemon).status, 200);
+    let failed = (0..60).any(|number| {
+        let mut body = contract();
+        body["run_id"] = format!("r{number}").into();
+        traced.daemon.exchange("POST", "/v1/runs", None, &body.to_string()).expect("an answer").status == 503
+    });
+    assert!(failed, "no sync has failed");
+    let reply = ready(&traced.daemon);
+    assert_eq!((reply.status, &reply.body["code"]), (503, &json!("unavailable")), "{}", reply.body);
+    assert!(
+        reply.body["detail"].as_str().is_some_and(|detail| detail.starts_with("the disk failed")),
+        "{}",
+        reply.body
+    );
+    assert_eq!(traced.daemon.exchange("GET", "/healthz", None, "").expect("an answer").status, 200);
+    traced.daemon.tell_to_end();
+    let until = mediator::clock::boottime_ms() + 6_500;
+    while mediator::clock::boottime_ms() < until {
+        assert!(!traced.daemon.is_dead(), "it has ended, and its WAL is not empty");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}

@@ -757,6 +757,7 @@ pub struct Daemon {
     pub http: Http,
     child: Option<Child>,
     config: String,
+    env: Vec<(String, String)>,
     url: String,
     token: String,
 }
@@ -773,8 +774,22 @@ impl Daemon {
 
     /// Starts it on a folder.
     pub fn on(dir: TempDir, config: &str) -> Self {
+        Self::set_up(dir, config, &[])
+    }
+
+    /// Starts it with more variables.
+    pub fn with_env(env: &[(&str, &str)]) -> Self {
+        Self::with_file_and_env("", env)
+    }
+
+    pub fn with_file_and_env(config: &str, env: &[(&str, &str)]) -> Self {
+        Self::set_up(tempfile::tempdir().expect("there is room"), config, env)
+    }
+
+    fn set_up(dir: TempDir, config: &str, env: &[(&str, &str)]) -> Self {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let (http, config) = (Http::new(), config.to_owned());
-        let mut daemon = Self { dir, http, child: None, config, url: String::new(), token: String::new() };
+        let mut daemon = Self { dir, http, child: None, config, env, url: String::new(), token: String::new() };
         daemon.start_again();
         daemon
     }
@@ -785,13 +800,15 @@ impl Daemon {
         // Beside the data, in a folder that is the test's own.
         let config = self.dir.path().join("test.toml");
         std::fs::write(&config, &self.config).expect("it can be written");
+        let log = std::fs::File::options().create(true).append(true).open(self.dir.path().join("test.log"));
         let mut child = Command::new(env!("CARGO_BIN_EXE_mediator"))
             .args(["serve", "--listen", "127.0.0.1:0", "--data"])
             .arg(self.dir.path())
             .arg("--config")
             .arg(config)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log.expect("it can be written"))
             .spawn()
             .expect("the daemon starts");
         let mut line = String::new();
@@ -809,6 +826,26 @@ impl Daemon {
             child.kill().expect("it can be killed");
             child.wait().expect("it ends");
         }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(self.child.as_ref().expect("it runs"));
+        rustix::process::kill_process(pid, signal).expect("it is ours");
+    }
+
+    /// What it has said on standard error.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("test.log")).expect("it is there")
+    }
+
+    /// Sends bytes as they are, and waits until something is answered or the connection ends.
+    pub fn raw(&self, text: &str) {
+        use std::io::{Read as _, Write as _};
+        let address = self.url.strip_prefix("http://").expect("an address");
+        let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+        stream.write_all(text.as_bytes()).expect("it reads");
+        let _ = stream.read(&mut [0; 512]);
     }
 
     /// Its process.

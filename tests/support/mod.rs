@@ -68,7 +68,7 @@ impl Agent {
             .env_remove("MEDIATOR_URL")
             .env_remove("MEDIATOR_TOKEN")
             .env_remove("MEDIATOR_DATA")
-            .env("RUST_LOG", "debug")
+            .env("RUST_LOG", "trace")
             .env("OFFERED", "from the agent")
             .env("PRIVATE", "of the agent")
             .stdin(Stdio::null())

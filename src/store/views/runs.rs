@@ -100,7 +100,7 @@ pub struct RunFilter {
 }
 
 const COLUMNS: &str =
-    "arrival, run_id, name, state, principal, work, priority, created_at, started_at, ended_at, ends_by,
+    "runs.arrival, runs.run_id, name, state, runs.principal, runs.work, priority, created_at, started_at, ended_at, ends_by,
     contract -> '$.requires', coalesce(assigned, '[]'), reject, verdict";
 
 /// Returns one run.
@@ -144,26 +144,38 @@ pub fn runs(
         add("state = ?", Box::new(state.as_str()));
     }
     if let Some(principal) = &filter.principal {
-        add("principal = ?", Box::new(principal.clone()));
+        add("runs.principal = ?", Box::new(principal.clone()));
     }
     if let Some(work) = &filter.work {
-        add("work = ?", Box::new(work.clone()));
+        add("runs.work = ?", Box::new(work.clone()));
     }
-    if let Some(node) = &filter.node {
-        add("arrival IN (SELECT arrival FROM lease_history WHERE node_id = ?)", Box::new(node.clone()));
-    }
+    // A node's runs are walked by its leases, newest first: those of all its years are not listed to show a page.
+    let (from, arrival) = match &filter.node {
+        None => ("runs", "runs.arrival"),
+        Some(node) => {
+            add("held.node_id = ?", Box::new(node.clone()));
+            let held =
+                "lease_history AS held INDEXED BY lease_history_arrival CROSS JOIN runs ON runs.arrival = held.arrival";
+            (held, "held.arrival")
+        }
+    };
     if let Some(since) = filter.since {
         // Times grow with arrival, so the first run since then bounds the walk.
-        let first = "arrival >= coalesce((SELECT arrival FROM runs INDEXED BY runs_created WHERE created_at >= ?
+        let first = "{arrival} >= coalesce((SELECT arrival FROM runs INDEXED BY runs_created WHERE created_at >= ?
              ORDER BY created_at, arrival LIMIT 1), 9223372036854775807)";
-        add(first, Box::new(since - at.offset));
+        add(&first.replace("{arrival}", arrival), Box::new(since - at.offset));
     }
     if let Some(cursor) = &page.cursor {
-        let arrival: i64 = cursor.parse().map_err(|_| bad_cursor())?;
-        add("arrival < ?", Box::new(arrival));
+        let before: i64 = cursor.parse().map_err(|_| bad_cursor())?;
+        add(&format!("{arrival} < ?"), Box::new(before));
     }
-    add("true ORDER BY arrival DESC LIMIT ?", Box::new(i64::try_from(page.limit + 1).unwrap_or(i64::MAX)));
-    let query = format!("SELECT {COLUMNS} FROM runs WHERE {}", conditions.join(" AND "));
+    // A run may have held the node twice.
+    let once = if filter.node.is_some() { "GROUP BY held.arrival" } else { "" };
+    add(
+        &format!("true {once} ORDER BY {arrival} DESC LIMIT ?"),
+        Box::new(i64::try_from(page.limit + 1).unwrap_or(i64::MAX)),
+    );
+    let query = format!("SELECT {COLUMNS} FROM {from} WHERE {}", conditions.join(" AND "));
     let mut statement = conn.prepare_cached(&query)?;
     let rows = statement.query_map(rusqlite::params_from_iter(values.iter()), |row| read(row, at))?;
     let mut list: Vec<RunView> = rows.collect::<Result<_, _>>()?;

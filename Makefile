@@ -1,7 +1,7 @@
 # Plain cargo commands under short names. `make` lists them.
 CARGO ?= cargo
 .DEFAULT_GOAL := help
-.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak mutants bench check clean
+.PHONY: help build demo retry-demo conformance hostile two-hosts test crash crash-demo soak mutants bench fuzz check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -25,6 +25,9 @@ conformance: ## check what is promised about idempotency keys, route by route, o
 hostile: ## send daemons of its own 1,600 hostile requests while others are served (docs/hostile.md, 45 s)
 	$(CARGO) build --locked
 	@scripts/hostile --quiet --serve target/debug/mediator
+
+fuzz: ## contracts and JSON that nobody would write, for SECONDS seconds (60); SEED=n repeats a run (tests/fuzz)
+	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(SEED) $(CARGO) test --locked --test fuzz
 
 two-hosts: ## a daemon and an agent on two hosts, and a network that fails: slow, lossy, cut, healed (60 s)
 	$(CARGO) build --locked

@@ -243,15 +243,21 @@ fn an_agent_works_over_tls() {
     let token = lab.path("token");
     fs::write(&token, lab.token()).expect("there is room");
     let file = lab.path("agent.toml");
-    let text = format!(
-        "url = \"https://localhost:{port}\"\ntoken_file = \"token\"\nwork_dir = \"work\"\n[[node]]\nid = \"b1\"\n\
-         capabilities = [{{ capability = \"board\" }}]\n"
-    );
-    fs::write(&file, text).expect("there is room");
+    let write = |ca_file: &str| {
+        let text = format!(
+            "url = \"https://localhost:{port}\"\ntoken_file = \"token\"\nca_file = {ca_file:?}\nwork_dir = \"work\"\n\
+             [[node]]\nid = \"b1\"\ncapabilities = [{{ capability = \"board\" }}]\n"
+        );
+        fs::write(&file, text).expect("there is room");
+    };
+    let agent = ["agent", "--config", file.to_str().expect("text")];
+    write("missing.pem");
+    ends(&lab.run(&agent, &[], ""), 3, "missing.pem");
+    // Relative to the file, as other paths in it.
+    write("ca.pem");
     let mut agent = Command::new(env!("CARGO_BIN_EXE_mediator"))
-        .args(["agent", "--config"])
-        .arg(&file)
-        .env("MEDIATOR_CA_FILE", lab.path("ca.pem"))
+        .args(agent)
+        .env_remove("MEDIATOR_CA_FILE")
         .stderr(Stdio::null())
         .spawn()
         .expect("it starts");

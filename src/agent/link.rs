@@ -28,6 +28,7 @@ pub struct Flags {
 pub struct Link {
     url: Option<String>,
     token: Option<TokenSource>,
+    ca_file: Option<PathBuf>,
     data: PathBuf,
     client: Mutex<Client>,
     away: AtomicBool,
@@ -35,7 +36,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Finds the daemon. Flags beat `MEDIATOR_URL` and `MEDIATOR_TOKEN`, these beat the file; what none tells is read
+    /// Finds the daemon. Flags beat `MEDIATOR_URL`, `MEDIATOR_TOKEN` and `MEDIATOR_CA_FILE`, these beat the file; what none tells is read
     /// from the data folder of this machine.
     ///
     /// # Errors
@@ -44,10 +45,11 @@ impl Link {
         let url = flags.url.clone().or_else(|| variable("MEDIATOR_URL")).or_else(|| config.url.clone());
         let data = flags.data.clone().or_else(|| variable("MEDIATOR_DATA").map(PathBuf::from));
         let data = data.unwrap_or_else(default_data_dir);
-        let client = find(url.as_deref(), config.token.as_ref(), &data)?;
+        let client = find(url.as_deref(), config.token.as_ref(), config.ca_file.as_deref(), &data)?;
         Ok(Self {
             url,
             token: config.token.clone(),
+            ca_file: config.ca_file.clone(),
             data,
             client: Mutex::new(client),
             away: AtomicBool::new(false),
@@ -91,13 +93,13 @@ impl Link {
         }
         // A daemon that was started again may have another port, and made its token anew. Also without that the client
         // is a new one: of the connections that the old one keeps, each that is dead would cost an advert's limit.
-        if let Ok(client) = find(self.url.as_deref(), self.token.as_ref(), &self.data) {
+        if let Ok(client) = find(self.url.as_deref(), self.token.as_ref(), self.ca_file.as_deref(), &self.data) {
             *self.client.lock().expect("no holder panics") = client;
         }
     }
 }
 
-fn find(url: Option<&str>, token: Option<&TokenSource>, data: &Path) -> Result<Client, Error> {
+fn find(url: Option<&str>, token: Option<&TokenSource>, ca_file: Option<&Path>, data: &Path) -> Result<Client, Error> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).map_err(|error| Error::Setup(format!("reading {}: {error}", path.display())))
     };
@@ -107,10 +109,14 @@ fn find(url: Option<&str>, token: Option<&TokenSource>, data: &Path) -> Result<C
         (None, Some(TokenSource::File(path))) => Some(read(path)?),
         (None, None) => None,
     };
+    let trust = match (Trust::of_environment(), ca_file) {
+        (Trust::Public, Some(file)) => Trust::File(file.to_owned()),
+        (given, _) => given,
+    };
     match (url, token) {
-        (Some(url), Some(token)) => Client::new(url, Token::new(&token)),
+        (Some(url), Some(token)) => Client::trusting(url, Token::new(&token), &trust),
         (None, None) => Client::discover(Some(data)),
-        (Some(url), None) => Client::new(url, Token::new(&read(&data.join("operator.token"))?)),
+        (Some(url), None) => Client::trusting(url, Token::new(&read(&data.join("operator.token"))?), &trust),
         (None, Some(token)) => Client::trusting(&read(&data.join("url"))?, Token::new(&token), &Trust::of_folder(data)),
     }
 }

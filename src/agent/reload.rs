@@ -26,7 +26,7 @@ use crate::systemd::Manager;
 pub struct Nodes {
     path: PathBuf,
     /// The daemon's address and token, as the file had them at the start: they are never taken over.
-    daemon: (Option<String>, Option<TokenSource>),
+    daemon: (Option<String>, Option<TokenSource>, Option<PathBuf>),
     link: Arc<Link>,
     supervisors: Supervisors,
     phase: watch::Receiver<Phase>,
@@ -51,7 +51,7 @@ impl Nodes {
     ) -> Self {
         let mut nodes = Self {
             path: path.to_owned(),
-            daemon: (config.url, config.token),
+            daemon: (config.url, config.token, config.ca_file),
             link: Arc::new(link),
             supervisors,
             phase,
@@ -150,9 +150,9 @@ impl Nodes {
 
     fn take_over(&mut self, config: Config) {
         self.readings += 1;
-        let Config { url, token, nodes } = config;
-        if (url, token) != self.daemon {
-            warn!("another url or token is taken over by a restart only: this agent stays with its daemon");
+        let Config { url, token, ca_file, nodes } = config;
+        if (url, token, ca_file) != self.daemon {
+            warn!("another url, token or ca_file is taken over by a restart only: this agent stays with its daemon");
         }
         let mut new: BTreeMap<String, NodeConfig> = nodes.into_iter().map(|node| (node.id.clone(), node)).collect();
         let (mut changed, mut retired) = (Vec::new(), Vec::new());

@@ -138,18 +138,19 @@ pub fn push_pointer(path: &mut String, token: &str) {
 }
 
 /// Reads one value; `place` is where, for the error that may stop the reading.
+#[derive(Clone, Copy)]
 struct Value<'a> {
     place: &'a RefCell<String>,
     depth: usize,
 }
 
 impl Value<'_> {
-    fn inner(&self) -> Result<Value<'_>, &'static str> {
+    /// Returns how to read what is in this value, which is an array or an object.
+    fn inner(self) -> Result<Self, &'static str> {
         if self.depth >= MAX_DEPTH {
-            Err("nested deeper than 32 levels")
-        } else {
-            Ok(Value { place: self.place, depth: self.depth + 1 })
+            return Err("nested deeper than 32 levels");
         }
+        Ok(Self { place: self.place, depth: self.depth + 1 })
     }
 }
 
@@ -197,11 +198,12 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
+        // Before its first value, which may not be there: the place is this array's.
+        let inner = self.inner().map_err(A::Error::custom)?;
         let mark = self.place.borrow().len();
         let mut list = Vec::new();
         loop {
             push_pointer(&mut self.place.borrow_mut(), &list.len().to_string());
-            let inner = self.inner().map_err(A::Error::custom)?;
             let Some(value) = seq.next_element_seed(inner)? else { break };
             list.push(value);
             self.place.borrow_mut().truncate(mark);
@@ -211,6 +213,7 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
+        let inner = self.inner().map_err(A::Error::custom)?;
         let mark = self.place.borrow().len();
         let mut map = BTreeMap::new();
         while let Some(key) = access.next_key_seed(Key)? {
@@ -218,7 +221,6 @@ impl<'de> Visitor<'de> for Value<'_> {
             if map.contains_key(&key) {
                 return Err(A::Error::custom("the key is there twice"));
             }
-            let inner = self.inner().map_err(A::Error::custom)?;
             let value = access.next_value_seed(inner)?;
             map.insert(key, value);
             self.place.borrow_mut().truncate(mark);
@@ -272,6 +274,8 @@ mod tests {
             "{\"\u{20ac}\":1,\"\u{1f600}\":2,\"\u{fb33}\":3}"
         );
         assert_eq!(parse(b"").unwrap().canonical(), "{}");
+        // Every digit counts: what is written is read as the double that is nearest.
+        assert_eq!(canonical("[9007199254740991.0,4503599627370495.5]"), "[9007199254740991,4503599627370495.5]");
     }
 
     #[test]
@@ -289,6 +293,8 @@ mod tests {
     fn depth_is_bounded_at_32() {
         let nested = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
         assert!(parse(nested(32).as_bytes()).is_ok());
+        // The place is that of the array that is too deep, which may be empty.
+        assert_eq!(refused(&nested(33)).0, "/0".repeat(32));
         assert!(refused(&nested(33)).1.contains("32"));
         assert!(refused(&"[".repeat(1_000_000)).1.contains("32"));
     }

@@ -133,7 +133,7 @@ fn another_daemon_is_for_a_restart() {
     let text = format!("url = \"http://127.0.0.1:9\"\n{}", nodes(&[("n", "board", "label = \"new\"")]));
     std::fs::write(agent.dir.path().join("agent.toml"), text).expect("there is room");
     agent.signal(rustix::process::Signal::HUP);
-    agent.says("another url or token is taken over by a restart only");
+    agent.says("another url, token or ca_file is taken over by a restart only");
     lab.wait_for_node("n", "its new label", |node| node["label"] == "new");
 }
 

@@ -32,7 +32,7 @@ fn daemon(waiting: usize, running: usize) -> Fake {
         };
         let from = of("cursor").map_or(0, |cursor| cursor[1..].parse().expect("a cursor"));
         let upto = count.min(from + of("limit").and_then(|limit| limit.parse().ok()).unwrap_or(50));
-        let name = |at: usize| if at % 3 == 0 { "nightly" } else { "smoke" };
+        let name = |at: usize| if at.is_multiple_of(3) { "nightly" } else { "smoke" };
         let runs: Vec<Value> = (from..upto)
             .map(|at| json!({"run_id": format!("{prefix}-{at}"), "state": state, "name": name(at), "principal": "kim"}))
             .collect();

@@ -27,6 +27,8 @@ pub struct Config {
     pub url: Option<String>,
     /// The token, if the file has one.
     pub token: Option<TokenSource>,
+    /// The authorities that may vouch for the daemon, PEM, if the file names them.
+    pub ca_file: Option<PathBuf>,
     /// The nodes, at least one.
     pub nodes: Vec<NodeConfig>,
 }
@@ -67,6 +69,7 @@ struct File {
     url: Option<String>,
     token: Option<String>,
     token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
     work_dir: Option<PathBuf>,
     #[serde(default)]
     offer_env: Vec<String>,
@@ -140,7 +143,7 @@ impl Config {
         if nodes.is_empty() {
             return Err("node: there is none; describe each with a [[node]] section".into());
         }
-        Ok(Self { url: file.url, token, nodes })
+        Ok(Self { url: file.url, token, ca_file: file.ca_file.map(|path| folder.join(path)), nodes })
     }
 
     /// Makes sure that the steps of all nodes can run on this host.

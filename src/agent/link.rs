@@ -29,23 +29,23 @@ pub struct Link {
     url: Option<String>,
     token: Option<TokenSource>,
     ca_file: Option<PathBuf>,
-    data: PathBuf,
+    /// The data folder, if one was named.
+    data: Option<PathBuf>,
     client: Mutex<Client>,
     away: AtomicBool,
     unauthorized: AtomicBool,
 }
 
 impl Link {
-    /// Finds the daemon. Flags beat `MEDIATOR_URL`, `MEDIATOR_TOKEN` and `MEDIATOR_CA_FILE`, these beat the file; what none tells is read
-    /// from the data folder of this machine.
+    /// Finds the daemon. Flags beat `MEDIATOR_URL`, `MEDIATOR_TOKEN` and `MEDIATOR_CA_FILE`, these beat the file; what none
+    /// tells is as `mediator login` has kept it, else read from the data folder of this machine.
     ///
     /// # Errors
     /// [`Error::Setup`], telling what is missing or makes no sense.
     pub fn new(config: &Config, flags: &Flags) -> Result<Self, Error> {
         let url = flags.url.clone().or_else(|| variable("MEDIATOR_URL")).or_else(|| config.url.clone());
         let data = flags.data.clone().or_else(|| variable("MEDIATOR_DATA").map(PathBuf::from));
-        let data = data.unwrap_or_else(default_data_dir);
-        let client = find(url.as_deref(), config.token.as_ref(), config.ca_file.as_deref(), &data)?;
+        let client = find(url.as_deref(), config.token.as_ref(), config.ca_file.as_deref(), data.as_deref())?;
         Ok(Self {
             url,
             token: config.token.clone(),
@@ -93,13 +93,20 @@ impl Link {
         }
         // A daemon that was started again may have another port, and made its token anew. Also without that the client
         // is a new one: of the connections that the old one keeps, each that is dead would cost an advert's limit.
-        if let Ok(client) = find(self.url.as_deref(), self.token.as_ref(), self.ca_file.as_deref(), &self.data) {
+        if let Ok(client) =
+            find(self.url.as_deref(), self.token.as_ref(), self.ca_file.as_deref(), self.data.as_deref())
+        {
             *self.client.lock().expect("no holder panics") = client;
         }
     }
 }
 
-fn find(url: Option<&str>, token: Option<&TokenSource>, ca_file: Option<&Path>, data: &Path) -> Result<Client, Error> {
+fn find(
+    url: Option<&str>,
+    token: Option<&TokenSource>,
+    ca_file: Option<&Path>,
+    named: Option<&Path>,
+) -> Result<Client, Error> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).map_err(|error| Error::Setup(format!("reading {}: {error}", path.display())))
     };
@@ -113,11 +120,14 @@ fn find(url: Option<&str>, token: Option<&TokenSource>, ca_file: Option<&Path>, 
         (Trust::Public, Some(file)) => Trust::File(file.to_owned()),
         (given, _) => given,
     };
+    let data = named.map_or_else(default_data_dir, Path::to_owned);
     match (url, token) {
         (Some(url), Some(token)) => Client::trusting(url, Token::new(&token), &trust),
-        (None, None) => Client::discover(Some(data)),
+        (None, None) => Client::discover(named),
         (Some(url), None) => Client::trusting(url, Token::new(&read(&data.join("operator.token"))?), &trust),
-        (None, Some(token)) => Client::trusting(&read(&data.join("url"))?, Token::new(&token), &Trust::of_folder(data)),
+        (None, Some(token)) => {
+            Client::trusting(&read(&data.join("url"))?, Token::new(&token), &Trust::of_folder(&data))
+        }
     }
 }
 

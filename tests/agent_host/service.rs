@@ -52,7 +52,7 @@ fn its_log_tells_no_secret() {
     let systemd = Systemd::at_a_path();
     let folder = tempfile::tempdir().expect("there is room");
     let agent = lab.agent_by(&mut under(&systemd), folder, BOARD);
-    lab.node("b1");
+    lab.wait_for_node("b1", "it is known", |_| true);
     let run = lab.submit(&json!([{"id": "a", "uses": "dut", "run": ["sleep", "3"]}]));
     let rows = rusqlite::Connection::open_with_flags(
         lab.dir.path().join("data").join(mediator::store::DATABASE),

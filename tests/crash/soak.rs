@@ -308,6 +308,10 @@ fn random_kills_lose_nothing_that_was_acknowledged() {
     for entry in std::fs::read_dir(&starts).expect("a folder") {
         let path = entry.expect("an entry").path();
         let text = std::fs::read_to_string(&path).expect("a file");
+        // Killed between making the file and writing to it, the shell leaves an empty one.
+        if text.is_empty() {
+            continue;
+        }
         assert_eq!(text, "x\n", "seed {seed}: {}", path.display());
         begun.insert(path.file_name().expect("a name").to_string_lossy().split('.').next().unwrap_or("").to_owned());
     }

@@ -6,6 +6,7 @@
 
 mod asks;
 mod call;
+mod checks;
 mod connection;
 mod door;
 mod framing;
@@ -155,11 +156,11 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
     let (head, body) = request.into_parts();
     let has_body = !hyper::body::Body::is_end_stream(&body);
     let early = |problem| (problem, has_body);
-    call::check_coding(&head.headers).map_err(early)?;
-    call::check_host(&head.uri, &head.headers, &app.store.settings().hosts).map_err(early)?;
-    call::check_origin(&head.headers, &app.store.settings().hosts).map_err(early)?;
+    checks::check_coding(&head.headers).map_err(early)?;
+    checks::check_host(&head.uri, &head.headers, &app.store.settings().hosts).map_err(early)?;
+    checks::check_origin(&head.headers, &app.store.settings().hosts).map_err(early)?;
     let open = routes::is_open(head.uri.path());
-    let caller = if open { routes::nobody() } else { call::check_token(&app, &head.headers).map_err(early)? };
+    let caller = if open { routes::nobody() } else { checks::check_token(&app, &head.headers).map_err(early)? };
     let (route, params) = routes::find(&head.method, head.uri.path()).map_err(early)?;
     if route.operators_only && !caller.operator {
         return Err(early(Problem::new("forbidden", "only an operator may do this")));
@@ -167,12 +168,12 @@ async fn handle(app: App, request: Request<Incoming>, request_id: String) -> Res
     match route.body {
         routes::BodyKind::None if !has_body => {}
         routes::BodyKind::None | routes::BodyKind::Json => {
-            call::check_json(&head.headers, &body, app.store.settings().max_body_bytes).map_err(early)?;
+            checks::check_json(&head.headers, &body, app.store.settings().max_body_bytes).map_err(early)?;
         }
-        routes::BodyKind::Raw => call::check_encoding(&head.headers).map_err(early)?,
+        routes::BodyKind::Raw => checks::check_encoding(&head.headers).map_err(early)?,
     }
     let required = route.once && app.store.settings().idempotency_required;
-    let key = call::read_key(&head.headers, required).map_err(early)?;
+    let key = checks::read_key(&head.headers, required).map_err(early)?;
     let query = call::Query::read(&head.uri).map_err(early)?;
     let target = (head.method, head.uri.path().to_owned());
     let (body, is_read) = call::Body::new(body);

@@ -205,25 +205,24 @@ fn end_step(tx: &Tx, run: &RunId, seq: i64) -> Result<(), Error> {
     progress::fail(tx, &mut live, at, &json!({"error": error}), why)
 }
 
-/// Returns when something is due next: [`NEVER`] if nothing ever is.
+/// Returns when something is due next: [`NEVER`] if nothing ever is. One statement, since it follows every commit.
 pub(super) fn next_deadline(conn: &Connection, started: Ms) -> Result<Ms, Error> {
-    let min = |query: &str| -> Result<Ms, Error> {
-        let next: Option<Ms> = conn.prepare_cached(query)?.query_row([], |row| row.get(0))?;
-        Ok(next.unwrap_or(NEVER))
-    };
+    let mut statement = conn.prepare_cached(
+        "SELECT min(at) FROM (
+             SELECT min(live_until) AS at FROM nodes WHERE silent = 0 AND static = 0
+             UNION ALL SELECT min(settling_until) FROM nodes WHERE settling_until > 0
+             UNION ALL SELECT min(deadline) FROM steps WHERE state = 'ASKED'
+             UNION ALL SELECT max(?1, min(deadline)) FROM steps WHERE state = 'CLAIMED'
+             UNION ALL SELECT min(queue_until) FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED'
+             UNION ALL SELECT max(?1, min(ends_by)) FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING'
+             UNION ALL SELECT min(holder_until) FROM runs INDEXED BY runs_holder_until
+                 WHERE state IN ('QUEUED', 'RUNNING')
+             UNION ALL SELECT min(not_after) FROM leases WHERE reapable = 1
+             UNION ALL SELECT min(due_at) FROM requests)",
+    )?;
     let strict = started.saturating_add(START_GRACE_MS);
-    let next = [
-        min("SELECT min(live_until) FROM nodes WHERE silent = 0 AND static = 0")?,
-        min("SELECT min(settling_until) FROM nodes WHERE settling_until > 0")?,
-        min("SELECT min(deadline) FROM steps WHERE state = 'ASKED'")?,
-        min("SELECT min(deadline) FROM steps WHERE state = 'CLAIMED'")?.max(strict),
-        min("SELECT min(queue_until) FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED'")?,
-        min("SELECT min(ends_by) FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING'")?.max(strict),
-        min("SELECT min(holder_until) FROM runs INDEXED BY runs_holder_until WHERE state IN ('QUEUED', 'RUNNING')")?,
-        min("SELECT min(not_after) FROM leases WHERE reapable = 1")?,
-        min("SELECT min(due_at) FROM requests")?,
-    ];
-    Ok(next.into_iter().min().unwrap_or(NEVER))
+    let next: Option<Ms> = statement.query_row([strict], |row| row.get(0))?;
+    Ok(next.unwrap_or(NEVER))
 }
 
 /// Gives time at a start: the daemon's downtime counts against nobody, but not for ever.

@@ -229,6 +229,7 @@ async fn keep_records(store: Store) -> std::convert::Infallible {
         store.seal_owed(usize::MAX).await;
         store.remove_pruned_files().await;
         let _ = tokio::time::timeout(RECORDS_RETRY, waiter.told()).await;
+        tokio::time::sleep(SEAL_PAUSE).await;
     }
 }
 
@@ -237,6 +238,10 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(800);
 
 /// How many records are sealed before the daemon listens.
 const SEALS_FIRST: usize = 100;
+
+/// How long a seal waits after the end of a run: what the end has set free is to be at work first, and it needs the disk
+/// as well. Whoever asks for a record before has it sealed at once.
+const SEAL_PAUSE: Duration = Duration::from_millis(250);
 
 /// When a seal or a removal that failed is tried again.
 const RECORDS_RETRY: Duration = Duration::from_secs(30);

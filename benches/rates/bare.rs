@@ -1,9 +1,12 @@
 //! What SQLite alone can do here, set as the daemon sets it: no HTTP, no other thread.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
+use rusqlite::hooks::Wal;
 use tempfile::TempDir;
 
 /// A database with one table, in WAL with `synchronous=FULL`.
@@ -17,7 +20,7 @@ pub fn open(folder: &Path, synchronous: &str) -> Connection {
     let conn = Connection::open(folder.join("bare.db")).expect("a database");
     conn.execute_batch(&format!(
         "PRAGMA journal_mode = wal; PRAGMA synchronous = {synchronous}; PRAGMA wal_autocheckpoint = 0;
-         PRAGMA journal_size_limit = 1048576; PRAGMA temp_store = 2;
+         PRAGMA journal_size_limit = 5242880; PRAGMA temp_store = 2;
          CREATE TABLE rows (id INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;"
     ))
     .expect("SQL");
@@ -35,10 +38,23 @@ pub fn run(conn: &Connection, sql: &str) {
 }
 
 /// Checkpoints as the daemon does: from 4 MiB on.
-pub fn checkpoint(conn: &Connection, wal: &Path) {
-    if std::fs::metadata(wal).is_ok_and(|meta| meta.len() >= 4 << 20) {
+pub fn checkpoint(conn: &Connection, pages: &AtomicI32) {
+    if pages.load(Ordering::Relaxed) >= 1024 {
         conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).expect("a checkpoint");
+        pages.store(0, Ordering::Relaxed);
     }
+}
+
+/// Has the pages in the WAL counted.
+pub fn count_pages(conn: &mut Connection) -> Arc<AtomicI32> {
+    let pages = Arc::new(AtomicI32::new(0));
+    let counted = Arc::clone(&pages);
+    conn.wal_hook(Some(move |_: &mut Wal, now| {
+        counted.store(now, Ordering::Relaxed);
+        Ok(())
+    }))
+    .expect("a hook");
+    pages
 }
 
 impl Bare {

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,11 +33,11 @@ struct Waiting {
 /// Serves until it is killed.
 pub fn run(folder: &Path) {
     let synchronous = std::env::var("CEILING_SYNCHRONOUS").unwrap_or_else(|_| "full".to_owned());
-    let conn = bare::open(folder, &synchronous);
-    let wal = folder.join("bare.db-wal");
+    let mut conn = bare::open(folder, &synchronous);
+    let pages = bare::count_pages(&mut conn);
     let waiting = Arc::new(Waiting::default());
     let own = Arc::clone(&waiting);
-    std::thread::spawn(move || write(&conn, &wal, &own));
+    std::thread::spawn(move || write(&conn, &pages, &own));
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     rt.block_on(serve(waiting));
 }
@@ -68,7 +69,7 @@ async fn answer(waiting: Arc<Waiting>, request: Request<Incoming>) -> Result<Res
     Ok(Response::new(Full::new(Bytes::from_static(b"ok"))))
 }
 
-fn write(conn: &rusqlite::Connection, wal: &Path, waiting: &Waiting) {
+fn write(conn: &rusqlite::Connection, pages: &AtomicI32, waiting: &Waiting) {
     let mut pace = Pace::default();
     loop {
         let group = {
@@ -97,7 +98,7 @@ fn write(conn: &rusqlite::Connection, wal: &Path, waiting: &Waiting) {
         for (_, reply) in group {
             let _ = reply.send(());
         }
-        bare::checkpoint(conn, wal);
+        bare::checkpoint(conn, pages);
     }
 }
 

@@ -2,9 +2,12 @@
 //! a pragma that it does not know or cannot honour.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
+use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::clock;
@@ -19,11 +22,17 @@ const READ_LIMIT_MS: i64 = 5000;
 /// WAL before 3.51.3 could lose pages when two connections checkpointed at once.
 const OLDEST_SQLITE: i32 = 3_051_003;
 
-/// Opens the writing connection.
+/// How many pages the WAL had after the last commit of the writer.
+pub type WalPages = Arc<AtomicU32>;
+
+/// How much of the WAL's file is kept when it starts over.
+const WAL_KEPT: i64 = 5 << 20;
+
+/// Opens the writing connection; tells with each commit how long the WAL has become.
 ///
 /// # Errors
 /// A sentence that names the setting that could not be made.
-pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, String> {
+pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<(Connection, WalPages), String> {
     if rusqlite::version_number() < OLDEST_SQLITE {
         return Err(format!("SQLite {} is too old: its WAL can lose pages", rusqlite::version()));
     }
@@ -31,6 +40,7 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let counted = WalPages::default();
     let open = || -> rusqlite::Result<Connection> {
         let mut conn = Connection::open_with_flags(path, flags)?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
@@ -45,8 +55,14 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         )?;
         // Automatic checkpoints swallow errors: the writer checkpoints, and reads the result.
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-        // Well below the size at which the writer checkpoints: a file that was started over is small again.
-        conn.pragma_update(None, "journal_size_limit", 1 << 20)?;
+        // A little above the size at which the writer checkpoints: in everyday use the file is written over in place,
+        // which spares each sync the file's own records; one that a reader has made long is cut when it starts over.
+        conn.pragma_update(None, "journal_size_limit", WAL_KEPT)?;
+        let pages = Arc::clone(&counted);
+        conn.wal_hook(Some(move |_: &mut Wal, now: std::ffi::c_int| {
+            pages.store(now.unsigned_abs(), Ordering::Relaxed);
+            Ok(())
+        }))?;
         // Statement journals in memory: a full or missing temporary folder, or no free descriptor, must not look like a
         // failure of the data disk.
         conn.pragma_update(None, "temp_store", 2)?;
@@ -59,11 +75,11 @@ pub fn open_writer(path: &Path, synchronous: Synchronous) -> Result<Connection, 
         ("journal_mode", "wal"),
         ("synchronous", synchronous),
         ("wal_autocheckpoint", "0"),
-        ("journal_size_limit", "1048576"),
+        ("journal_size_limit", &WAL_KEPT.to_string()),
         ("temp_store", "2"),
     ];
     expect(&conn, &own)?;
-    Ok(conn)
+    Ok((conn, counted))
 }
 
 fn common(conn: &mut Connection) -> rusqlite::Result<()> {

@@ -114,7 +114,7 @@ impl Store {
     pub fn open(data: &Path, settings: Settings, clock: Clock) -> Result<Self, String> {
         let folder = Arc::new(Folder::open(data, settings.network_filesystem)?);
         let path = folder.database();
-        let conn = connection::open_writer(&path, settings.synchronous)?;
+        let (conn, wal_pages) = connection::open_writer(&path, settings.synchronous)?;
         let shown = |error: Error| format!("cannot start on {}: {error}", path.display());
         let prepare = || {
             migrate::migrate(&conn, &path)?;
@@ -130,8 +130,6 @@ impl Store {
         let (waiting, hub, settings) = (Arc::new(Waiting::default()), Hub::default(), Arc::new(settings));
         let health = Arc::new(Health::default());
         let alarm = alarm::Alarm::new(Arc::clone(&waiting)).map_err(|error| format!("cannot make a timer: {error}"))?;
-        let mut wal = path.clone().into_os_string();
-        wal.push("-wal");
         let mut writer = Writer {
             conn,
             waiting: Arc::clone(&waiting),
@@ -142,7 +140,7 @@ impl Store {
             boot,
             started: clock.now(),
             memory: tx::Memory { stopping: Arc::clone(&waiting.closed), ..tx::Memory::default() },
-            wal: wal.into(),
+            wal_pages,
             data_version: -1,
             owes_wake: true,
             wake_error: Error::Busy,

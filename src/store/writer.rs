@@ -9,12 +9,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rusqlite::Connection;
 
 use super::alarm::Alarm;
 use super::checkpoint::{checkpoint, empty_wal};
+use super::connection::WalPages;
 use super::health::Health;
 use super::hub::Hub;
 use super::pace::Pace;
@@ -28,6 +30,9 @@ use crate::failpoint;
 /// WAL size from which the writer checkpoints, and from which it also insists on shrinking the file.
 const CHECKPOINT_BYTES: u64 = 4 << 20;
 const SHRINK_BYTES: u64 = 16 << 20;
+
+/// A page in the WAL, with its header.
+const WAL_PAGE_BYTES: u64 = 4096 + 24;
 
 /// How soon a checkpoint that a reader kept from finishing is tried again.
 const RETRY_MS: i64 = 1000;
@@ -44,7 +49,7 @@ pub(super) struct Writer {
     pub(super) boot: i64,
     pub(super) started: Ms,
     pub(super) memory: Memory,
-    pub(super) wal: std::path::PathBuf,
+    pub(super) wal_pages: WalPages,
     pub(super) data_version: i64,
     /// A wake that failed, or was not yet done: the next write of any kind repeats it first.
     pub(super) owes_wake: bool,
@@ -208,7 +213,6 @@ impl Writer {
                 break;
             }
         }
-        self.look_ahead();
         Ok(())
     }
 
@@ -341,7 +345,7 @@ impl Writer {
 
     /// Checkpoints when the WAL has grown; insists on shrinking it when it is large, but never for long.
     fn checkpoint_if_large(&mut self) {
-        let size = std::fs::metadata(&self.wal).map_or(0, |meta| meta.len());
+        let size = u64::from(self.wal_pages.load(Ordering::Relaxed)) * WAL_PAGE_BYTES;
         let now = self.clock.now();
         if size < CHECKPOINT_BYTES || (self.checkpoint_at < NEVER && now < self.checkpoint_at) {
             if size < CHECKPOINT_BYTES {
@@ -352,8 +356,12 @@ impl Writer {
         let mode = if size >= SHRINK_BYTES { "TRUNCATE" } else { "PASSIVE" };
         self.checkpoint_at = now + RETRY_MS;
         match checkpoint(&self.conn, mode) {
-            // Everything is copied: the next commit starts the file over, and cuts it (journal_size_limit).
-            Ok((0, log, copied)) if log == copied => self.checkpoint_at = NEVER,
+            // Everything is copied: the next commit starts the file over, and cuts it if it is long
+            // (journal_size_limit).
+            Ok((0, log, copied)) if log == copied => {
+                self.wal_pages.store(0, Ordering::Relaxed);
+                self.checkpoint_at = NEVER;
+            }
             Ok((_, log, copied)) => log::debug!("checkpoint mode={mode} pages={log} copied={copied}"),
             Err(error) => {
                 log::error!("a checkpoint failed cause={error}");

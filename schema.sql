@@ -3,6 +3,7 @@
 -- Times are integers: milliseconds on the daemon's own scale, which is Unix time as long as nobody steps the wall
 -- clock (src/clock.rs). A deadline that does not exist is 9007199254740991, never NULL: a NULL matches no `<=`, and
 -- what waits for it would wait for ever. JSON columns are TEXT. Invariants (I1..I11) are listed in ARCHITECTURE.md.
+-- CHECKs compare one by one: for a list of more than two, SQLite makes a table in memory at each insert and update.
 
 -- One row, written first at every start, before anything is answered: what SQLite recovered after a kill is not yet
 -- synced, and this commit syncs it. Every write transaction compares `number`, so that a second daemon cannot write.
@@ -80,7 +81,8 @@ CREATE TABLE replaced_instances (
 CREATE TABLE runs (
     arrival      INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival, given by the writer; never used twice (I7)
     run_id       TEXT NOT NULL UNIQUE,      -- ours begin with the time: rows that come together lie together
-    state        TEXT NOT NULL CHECK (state IN ('QUEUED', 'RUNNING', 'SUCCEEDED', 'FAILED', 'CANCELLED')),
+    state        TEXT NOT NULL CHECK
+        (state = 'QUEUED' OR state = 'RUNNING' OR state = 'SUCCEEDED' OR state = 'FAILED' OR state = 'CANCELLED'),
     principal    TEXT NOT NULL,
     name         TEXT,
     work         TEXT,
@@ -97,7 +99,7 @@ CREATE TABLE runs (
     ends_by      INTEGER NOT NULL,          -- the end of its time limit, once it runs
     holder_until INTEGER NOT NULL,          -- the deadline of whoever holds or attends it
     holder_grace INTEGER NOT NULL DEFAULT 0, -- starts of the daemon in a row that moved it without a sign
-    CONSTRAINT ended_iff_terminal CHECK ((ended_at IS NOT NULL) = (state IN ('SUCCEEDED', 'FAILED', 'CANCELLED'))),
+    CONSTRAINT ended_iff_terminal CHECK ((ended_at IS NULL) = (state = 'QUEUED' OR state = 'RUNNING')),
     CONSTRAINT verdict_iff_terminal CHECK ((verdict IS NOT NULL) = (ended_at IS NOT NULL)),
     CONSTRAINT queued_holds_nothing CHECK (state <> 'QUEUED' OR (assigned IS NULL AND started_at IS NULL)), -- I4
     CONSTRAINT running_is_assigned CHECK (state <> 'RUNNING' OR (assigned IS NOT NULL AND started_at IS NOT NULL))
@@ -107,16 +109,13 @@ CREATE INDEX runs_waiting_shape ON runs (shape, priority DESC, arrival) WHERE st
 -- The position of a waiting run among those of its priority.
 CREATE INDEX runs_waiting ON runs (priority DESC, arrival) WHERE state = 'QUEUED';
 -- The reaper: the next of each deadline.
-CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED';
+CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED' AND queue_until < 9007199254740991;
 CREATE INDEX runs_ends_by ON runs (ends_by) WHERE state = 'RUNNING';
-CREATE INDEX runs_holder_until ON runs (holder_until) WHERE state IN ('QUEUED', 'RUNNING');
+CREATE INDEX runs_holder_until ON runs (holder_until) WHERE ended_at IS NULL AND holder_until < 9007199254740991;
 -- Lists, newest first.
 CREATE INDEX runs_state ON runs (state, arrival);
-CREATE INDEX runs_principal ON runs (principal, arrival);
 CREATE INDEX runs_principal_state ON runs (principal, state, arrival);
 CREATE INDEX runs_work ON runs (work, arrival) WHERE work IS NOT NULL;
--- Lists since a time: where in the order of arrival it lies.
-CREATE INDEX runs_created ON runs (created_at);
 
 -- How many runs wait, by principal and priority: kept with every move into and out of the queue, so that neither the
 -- position of a new run nor its principal's limit needs a walk through the queue.
@@ -132,12 +131,13 @@ CREATE TABLE steps (
     run_id     TEXT NOT NULL REFERENCES runs (run_id),
     seq        INTEGER NOT NULL,            -- counts from 1
     id         TEXT NOT NULL,
-    kind       TEXT NOT NULL CHECK (kind IN ('run', 'ask', 'acquire', 'hold')),
+    kind       TEXT NOT NULL CHECK (kind = 'run' OR kind = 'ask' OR kind = 'acquire' OR kind = 'hold'),
     uses       TEXT,                        -- the role of a run step
     needs      TEXT NOT NULL,               -- ["id", ..], normalised
     node_id    TEXT,                        -- where it runs; of an acquisition: what was had
     state      TEXT NOT NULL
-        CHECK (state IN ('PENDING', 'CLAIMED', 'ASKED', 'DONE', 'FAILED', 'SKIPPED', 'CANCELLED')),
+        CHECK (state = 'PENDING' OR state = 'CLAIMED' OR state = 'ASKED' OR state = 'DONE' OR state = 'FAILED'
+            OR state = 'SKIPPED' OR state = 'CANCELLED'),
     ready      INTEGER NOT NULL DEFAULT 0 CHECK (ready IN (0, 1)), -- a run step that its node may claim
     attempt    INTEGER NOT NULL DEFAULT 1,
     instance   TEXT,                        -- the life of the node that claimed it (I11)
@@ -154,7 +154,7 @@ CREATE INDEX steps_in_hand ON steps (node_id) WHERE state = 'CLAIMED';
 -- The inbox, oldest first.
 CREATE INDEX steps_asked ON steps (started_at) WHERE state = 'ASKED';
 -- The reaper: the next deadline of a step in hand, of a question.
-CREATE INDEX steps_claimed_deadline ON steps (deadline) WHERE state = 'CLAIMED';
+CREATE INDEX steps_claimed_deadline ON steps (deadline) WHERE state = 'CLAIMED' AND deadline < 9007199254740991;
 CREATE INDEX steps_asked_deadline ON steps (deadline) WHERE state = 'ASKED';
 
 -- Every attempt that was begun, with the report on it and the answer it got: an equal report gets the same (I8).
@@ -238,10 +238,12 @@ CREATE TABLE records (
     opened_at       INTEGER NOT NULL,
     sealed_at       INTEGER,
     manifest_sha256 TEXT,                   -- of the sealed manifest.json, which has that of every other file
-    CONSTRAINT sealed_with_its_manifest CHECK ((sealed_at IS NULL) = (manifest_sha256 IS NULL))
+    owed            INTEGER NOT NULL DEFAULT 0 CHECK (owed IN (0, 1)), -- its run has ended, and the seal is lacking
+    CONSTRAINT sealed_with_its_manifest CHECK ((sealed_at IS NULL) = (manifest_sha256 IS NULL)),
+    CONSTRAINT sealed_is_not_owed CHECK (owed = 0 OR sealed_at IS NULL)
 ) STRICT, WITHOUT ROWID;
--- The sealer: runs that may have ended and lack their seal.
-CREATE INDEX records_open ON records (run_id) WHERE sealed_at IS NULL;
+-- The sealer: what is owed.
+CREATE INDEX records_owed ON records (run_id) WHERE owed = 1;
 -- Pruning: the oldest sealed record.
 CREATE INDEX records_sealed ON records (sealed_at) WHERE sealed_at IS NOT NULL;
 
@@ -296,7 +298,7 @@ CREATE TABLE outbox (
     event        TEXT NOT NULL,
     run_id       TEXT,
     payload      TEXT NOT NULL,             -- the body, as it is sent every time
-    state        TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'delivered', 'failed')),
+    state        TEXT NOT NULL DEFAULT 'pending' CHECK (state = 'pending' OR state = 'delivered' OR state = 'failed'),
     attempts     INTEGER NOT NULL DEFAULT 0,
     created_at   INTEGER NOT NULL,
     next_at      INTEGER NOT NULL,          -- when to send it (again)

@@ -2,7 +2,8 @@
 //! the field by its path, and no unknown field passes.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Invalid;
 use super::ids::{ID_FORM, NodeId, RunId, is_id};
@@ -14,27 +15,56 @@ pub const MAX_TEXT: usize = 1024;
 /// One value with its place.
 #[derive(Clone, Debug)]
 pub struct Field<'a> {
-    path: String,
+    place: Place<'a>,
     value: &'a Json,
 }
 
 /// An object whose fields are taken one by one; [`Fields::finish`] refuses what nobody took.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    path: String,
+    place: Place<'a>,
     map: &'a BTreeMap<String, Json>,
-    taken: RefCell<BTreeSet<&'static str>>,
+    taken: RefCell<Vec<&'static str>>,
+}
+
+/// Where a value stands, from the inside out. It is spelled only for an error: most bodies have none, and a contract has
+/// hundreds of places.
+#[derive(Clone, Debug, Default)]
+struct Place<'a>(Option<Arc<(Place<'a>, Token<'a>)>>);
+
+#[derive(Clone, Copy, Debug)]
+enum Token<'a> {
+    Key(&'a str),
+    Index(usize),
+}
+
+impl<'a> Place<'a> {
+    fn inner(&self, token: Token<'a>) -> Self {
+        Self(Some(Arc::new((self.clone(), token))))
+    }
+
+    /// Returns the place as a JSON pointer.
+    fn pointer(&self) -> String {
+        let Some(own) = &self.0 else { return String::new() };
+        let (outer, token) = &**own;
+        let mut pointer = outer.pointer();
+        match token {
+            Token::Key(key) => push_pointer(&mut pointer, key),
+            Token::Index(index) => push_pointer(&mut pointer, &index.to_string()),
+        }
+        pointer
+    }
 }
 
 impl<'a> Field<'a> {
     /// Starts at the top of a body.
     pub fn root(value: &'a Json) -> Self {
-        Self { path: String::new(), value }
+        Self { place: Place::default(), value }
     }
 
     /// Makes the error for this field: `what` tells what was expected.
     pub fn invalid(&self, what: impl Into<String>) -> Invalid {
-        Invalid { path: self.path.clone(), what: what.into() }
+        Invalid { path: self.place.pointer(), what: what.into() }
     }
 
     fn expected(&self, what: &str) -> Invalid {
@@ -49,7 +79,7 @@ impl<'a> Field<'a> {
     /// Reads an object.
     pub fn object(&self) -> Result<Fields<'a>, Invalid> {
         match self.value {
-            Json::Object(map) => Ok(Fields { path: self.path.clone(), map, taken: RefCell::default() }),
+            Json::Object(map) => Ok(Fields { place: self.place.clone(), map, taken: RefCell::default() }),
             _ => Err(self.expected("an object")),
         }
     }
@@ -65,19 +95,17 @@ impl<'a> Field<'a> {
                 list.len()
             )));
         }
-        Ok(list.iter().enumerate().map(|(index, value)| self.at(&index.to_string(), value)).collect())
+        Ok(list.iter().enumerate().map(|(index, value)| self.at(Token::Index(index), value)).collect())
     }
 
     /// Reads the entries of an object whose keys are free.
     pub fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, Invalid> {
         let Json::Object(map) = self.value else { return Err(self.expected("an object")) };
-        Ok(map.iter().map(|(key, value)| (key.as_str(), self.at(key, value))).collect())
+        Ok(map.iter().map(|(key, value)| (key.as_str(), self.at(Token::Key(key), value))).collect())
     }
 
-    fn at(&self, token: &str, value: &'a Json) -> Field<'a> {
-        let mut path = self.path.clone();
-        push_pointer(&mut path, token);
-        Field { path, value }
+    fn at(&self, token: Token<'a>, value: &'a Json) -> Field<'a> {
+        Field { place: self.place.inner(token), value }
     }
 
     /// Reads a string of at most [`MAX_TEXT`] bytes, possibly empty.
@@ -169,9 +197,9 @@ impl<'a> Field<'a> {
 impl<'a> Fields<'a> {
     /// Takes a field that may be absent or null.
     pub fn opt(&self, name: &'static str) -> Option<Field<'a>> {
-        self.taken.borrow_mut().insert(name);
+        self.taken.borrow_mut().push(name);
         let value = self.map.get(name).filter(|value| **value != Json::Null)?;
-        Some(Field { path: self.path_of(name), value })
+        Some(Field { place: self.place.inner(Token::Key(name)), value })
     }
 
     /// Takes a field that must be there.
@@ -181,7 +209,7 @@ impl<'a> Fields<'a> {
 
     /// Makes an error that points at the object itself.
     pub fn invalid(&self, what: impl Into<String>) -> Invalid {
-        Invalid { path: self.path.clone(), what: what.into() }
+        Invalid { path: self.place.pointer(), what: what.into() }
     }
 
     /// Makes an error that points at one of its fields.
@@ -191,11 +219,12 @@ impl<'a> Fields<'a> {
 
     /// Refuses every field that nobody took, so that a typo is seen.
     pub fn finish(self) -> Result<(), Invalid> {
-        let taken = self.taken.borrow();
-        match self.map.keys().find(|key| !taken.contains(key.as_str())) {
+        let mut known = self.taken.take();
+        match self.map.keys().find(|key| !known.contains(&key.as_str())) {
             None => Ok(()),
             Some(unknown) => {
-                let known: Vec<_> = taken.iter().copied().collect();
+                known.sort_unstable();
+                known.dedup();
                 let what = format!("unknown field; known here: {}", known.join(", "));
                 Err(Invalid { path: self.path_of(unknown), what })
             }
@@ -203,8 +232,6 @@ impl<'a> Fields<'a> {
     }
 
     fn path_of(&self, name: &str) -> String {
-        let mut path = self.path.clone();
-        push_pointer(&mut path, name);
-        path
+        self.place.inner(Token::Key(name)).pointer()
     }
 }

@@ -118,23 +118,32 @@ pub fn number_text(number: f64) -> String {
 
 fn write_string(text: &str, out: &mut String) {
     out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
+    let mut plain_from = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        let escaped = match byte {
+            b'"' => "\\\"",
+            b'\\' => "\\\\",
+            b'\n' => "\\n",
+            b'\t' => "\\t",
             // No other control character can be in a parsed string.
-            c => out.push(c),
-        }
+            _ => continue,
+        };
+        out.push_str(&text[plain_from..at]);
+        out.push_str(escaped);
+        plain_from = at + 1;
     }
+    out.push_str(&text[plain_from..]);
     out.push('"');
 }
 
 /// Appends one reference token to a JSON pointer (RFC 6901).
 pub fn push_pointer(path: &mut String, token: &str) {
     path.push('/');
-    path.push_str(&token.replace('~', "~0").replace('/', "~1"));
+    if token.contains(['~', '/']) {
+        path.push_str(&token.replace('~', "~0").replace('/', "~1"));
+    } else {
+        path.push_str(token);
+    }
 }
 
 /// Reads one value; `place` is where, for the error that may stop the reading.

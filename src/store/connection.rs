@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_setting_that_was_not_made_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
-        let conn = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
+        let (conn, _) = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
         assert_eq!(expect(&conn, &[("synchronous", "2")]), Ok(()));
         for (pragma, value, wanted) in [
             ("synchronous", 1, "SQLite's synchronous is 1 and must be 2"),
@@ -215,7 +215,7 @@ mod tests {
             ("trusted_schema", 1, "SQLite's trusted_schema is 1 and must be 0"),
             ("busy_timeout", 1, "SQLite's busy_timeout is 1 and must be 5000"),
         ] {
-            let conn = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
+            let (conn, _) = open_writer(&folder.path().join("db"), Synchronous::Full).unwrap();
             conn.pragma_update(None, pragma, value).unwrap();
             assert_eq!(expect(&conn, &[("synchronous", "2")]), Err(wanted.to_owned()));
         }

@@ -58,7 +58,7 @@ impl Store {
             let failed: i64 =
                 conn.query_row("SELECT count(*) FROM outbox WHERE state = 'failed'", [], |row| row.get(0))?;
             let unsealed: i64 = conn.query_row(
-                "SELECT count(*) FROM records CROSS JOIN runs USING (run_id) WHERE sealed_at IS NULL AND ended_at < ?1",
+                "SELECT count(*) FROM records INDEXED BY records_owed WHERE owed = 1 AND ?1 > 0",
                 [i64::MAX],
                 |row| row.get(0),
             )?;

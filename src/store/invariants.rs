@@ -86,6 +86,14 @@ const CHECKS: &[Check] = &[
                 WHERE runs.ended_at IS NOT NULL AND steps.state IN ('PENDING', 'CLAIMED', 'ASKED')",
     },
     Check {
+        invariant: "records",
+        is_cheap: false,
+        query: "SELECT 'run ' || run_id || ' is ' || state || ', the seal of its record is '
+                    || iif(sealed_at IS NULL, 'lacking', 'there') || ' and ' || iif(owed, 'owed', 'not owed')
+                FROM runs JOIN records USING (run_id)
+                WHERE owed <> (ended_at IS NOT NULL AND sealed_at IS NULL)",
+    },
+    Check {
         invariant: "waiting",
         is_cheap: false,
         query: "SELECT principal || ' has ' || runs || ' waiting runs of priority ' || priority || ' by count, and '

@@ -5,6 +5,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use super::Error;
 use crate::failpoint;
@@ -14,13 +15,13 @@ const SCHEMA: &str = include_str!("../../schema.sql");
 
 /// `user_version` of this version's schema. A change of schema.sql adds 1, a script to [`MIGRATIONS`], and the schema as
 /// it was to `tests/schemas`, from where a test migrates it.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// `application_id`: says that a file is mediator's. ASCII "mdtr".
 const APPLICATION: i64 = 0x6d64_7472;
 
 /// What brings a folder from version n + 1 to n + 2, in order; each runs in one transaction with its version number.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/2.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/2.sql"), include_str!("migrations/3.sql")];
 
 /// Makes or brings up the schema.
 ///
@@ -55,12 +56,25 @@ pub(super) fn migrate(conn: &Connection, path: &Path) -> Result<(), Error> {
         let script = usize::try_from(from - 1).ok().and_then(|at| MIGRATIONS.get(at));
         let script = script.ok_or_else(|| Error::Unusable(format!("its schema {from} is unknown")))?;
         log::info!("migrating path={shown} from={from} to={}", from + 1);
-        let script = format!("BEGIN IMMEDIATE; {script}; PRAGMA user_version = {}; COMMIT", from + 1);
         failpoint!("migrate.before");
-        conn.execute_batch(&script)?;
+        rewrite(conn, &format!("{script}; PRAGMA user_version = {}", from + 1))?;
         failpoint!("migrate.after");
     }
     Ok(())
+}
+
+/// Runs a migration in one transaction. It may write over the definition of a table (defensive mode is off meanwhile),
+/// which this connection then reads again, as every other does by the schema's own number.
+fn rewrite(conn: &Connection, script: &str) -> Result<(), Error> {
+    let next: i64 = conn.query_row("SELECT schema_version + 1 FROM pragma_schema_version", [], |row| row.get(0))?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, false)?;
+    let outcome = conn.execute_batch(&format!(
+        "PRAGMA writable_schema = ON; BEGIN IMMEDIATE; {script}; PRAGMA schema_version = {next}; COMMIT"
+    ));
+    // Also reads the schema again.
+    conn.execute_batch("PRAGMA writable_schema = RESET")?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    Ok(outcome?)
 }
 
 /// Keeps the database as it was before its first migration from `version`, beside it, whole or not at all. Without room

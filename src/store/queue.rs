@@ -153,31 +153,28 @@ impl Entries {
 /// Reads all shapes that wait: one step of the index for each, however many runs of it wait.
 fn read(conn: &Connection) -> Result<Entries, Error> {
     let mut entries = Entries::default();
-    let mut next_shape = conn.prepare_cached(NEXT_SHAPE)?;
-    let mut shape: Option<i64> = next_shape.query_row([i64::MIN], |row| row.get(0))?;
-    while let Some(own) = shape {
-        let mut head = first(conn, own, None)?;
-        let first_place = head.as_ref().map(|(place, _)| *place);
-        // A row that somebody has changed by hand does not speak for the others of its shape.
-        while let Some((place, run)) = head {
-            let text: String = conn
-                .prepare_cached(CONTRACT)?
-                .query_row([run.as_str()], |row| row.get(0))
-                .optional()?
-                .unwrap_or_default();
-            match sound(&run, own, &text) {
+    let mut first_of_shape = conn.prepare_cached(FIRST_OF_SHAPE)?;
+    let mut from = Some(i64::MIN);
+    while let Some(at_least) = from {
+        let found = first_of_shape
+            .query_row([at_least], |row| Ok((row.get::<_, i64>(0)?, head(row)?, row.get::<_, String>(4)?)))
+            .optional()?;
+        let Some((own, (first_place, mut run), mut contract)) = found else { break };
+        let mut place = first_place;
+        loop {
+            match sound(&run, own, &contract) {
                 Ok(requirement) => {
-                    entries.add(own, &requirement, first_place.expect("there is a first"))?;
+                    entries.add(own, &requirement, first_place)?;
                     break;
                 }
+                // A row that somebody has changed by hand does not speak for the others of its shape.
                 Err(error) => log::error!("a waiting run cannot be promoted run={run} cause={error}"),
             }
-            head = first(conn, own, Some(place))?;
+            let Some(next) = first(conn, own, Some(place))? else { break };
+            (place, run) = next;
+            contract = conn.prepare_cached(CONTRACT)?.query_row([run.as_str()], |row| row.get(0))?;
         }
-        shape = match own.checked_add(1) {
-            Some(next) => next_shape.query_row([next], |row| row.get(0))?,
-            None => None,
-        };
+        from = own.checked_add(1);
     }
     Ok(entries)
 }
@@ -191,31 +188,33 @@ fn sound(run: &RunId, own: i64, contract: &str) -> Result<Requirement, Error> {
     Ok(contract.requires)
 }
 
-const NEXT_SHAPE: &str =
-    "SELECT min(shape) FROM runs INDEXED BY runs_waiting_shape WHERE state = 'QUEUED' AND shape >= ?1";
+const FIRST_OF_SHAPE: &str = "SELECT shape, priority, arrival, run_id, contract FROM runs INDEXED BY runs_waiting_shape
+    WHERE state = 'QUEUED' AND shape >= ?1 ORDER BY shape, priority DESC, arrival LIMIT 1";
 
 const CONTRACT: &str = "SELECT contract FROM runs WHERE run_id = ?1";
 
 // Two statements, because an index in mixed order serves no comparison of both columns at once.
-const FIRST_OF_PRIORITY: &str = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
+const FIRST_OF_PRIORITY: &str = "SELECT shape, priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
     WHERE state = 'QUEUED' AND shape = ?1 AND priority = ?2 AND arrival > ?3 ORDER BY arrival LIMIT 1";
 
-const FIRST_BELOW_PRIORITY: &str = "SELECT priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
+const FIRST_BELOW_PRIORITY: &str = "SELECT shape, priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
     WHERE state = 'QUEUED' AND shape = ?1 AND priority < ?2 ORDER BY priority DESC, arrival LIMIT 1";
+
+/// Reads a waiting run's place and id from the second column on.
+fn head(row: &rusqlite::Row) -> rusqlite::Result<(Place, RunId)> {
+    let place = Place { priority: Reverse(row.get(1)?), arrival: row.get(2)? };
+    Ok((place, RunId::from_stored(row.get::<_, String>(3)?)))
+}
 
 /// Returns the first waiting run of `shape`, or the first behind `place`.
 pub(super) fn first(conn: &Connection, shape: i64, place: Option<Place>) -> Result<Option<(Place, RunId)>, Error> {
-    let read = |row: &rusqlite::Row| {
-        let place = Place { priority: Reverse(row.get(0)?), arrival: row.get(1)? };
-        Ok((place, RunId::from_stored(row.get::<_, String>(2)?)))
-    };
     let priority = place.map_or(i64::MAX, |place| place.priority.0);
     if let Some(place) = place {
         let mut statement = conn.prepare_cached(FIRST_OF_PRIORITY)?;
-        let head = statement.query_row((shape, priority, place.arrival), read).optional()?;
+        let head = statement.query_row((shape, priority, place.arrival), head).optional()?;
         if head.is_some() {
             return Ok(head);
         }
     }
-    Ok(conn.prepare_cached(FIRST_BELOW_PRIORITY)?.query_row((shape, priority), read).optional()?)
+    Ok(conn.prepare_cached(FIRST_BELOW_PRIORITY)?.query_row((shape, priority), head).optional()?)
 }

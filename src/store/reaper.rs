@@ -53,7 +53,7 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         tx,
         // CROSS JOIN keeps the few leases outside: the other way round every ended run would be looked at.
         "SELECT DISTINCT run_id FROM leases CROSS JOIN runs USING (run_id)
-         WHERE state IN ('SUCCEEDED', 'FAILED', 'CANCELLED') AND ?1 > 0 LIMIT 256",
+         WHERE ended_at IS NOT NULL AND ?1 > 0 LIMIT 256",
     )? {
         each("run", &run, &|| lease::end_all(tx, &runs::get(tx, &RunId::from_stored(run.clone()))?, "run-ended"))?;
     }
@@ -63,7 +63,8 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
     }
     let verdicts: [(&str, bool, Maker); 4] = [
         (
-            "SELECT run_id FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED' AND queue_until <= ?1 LIMIT 256",
+            "SELECT run_id FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED' AND queue_until < 9007199254740991
+              AND queue_until <= ?1 LIMIT 256",
             true,
             |tx, run| {
                 let seconds = seconds(tx, run, "queue_until - created_at")?;
@@ -82,7 +83,7 @@ pub(super) fn pass(tx: &Tx, started: Ms) -> Result<bool, Error> {
         ),
         (
             "SELECT run_id FROM runs INDEXED BY runs_holder_until
-              WHERE state IN ('QUEUED', 'RUNNING') AND holder_until <= ?1 LIMIT 256",
+              WHERE ended_at IS NULL AND holder_until < 9007199254740991 AND holder_until <= ?1 LIMIT 256",
             true,
             |_, run| {
                 let detail = format!("{}, who was to hold it, was not heard of any more", run.principal);
@@ -152,9 +153,10 @@ fn due_steps(tx: &Tx, strict: bool) -> Result<Vec<(String, i64)>, Error> {
         tx.conn.prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'ASKED' AND deadline <= ?1 LIMIT 256")?;
     let mut steps: Vec<(String, i64)> = asked.query_map([tx.now], read)?.collect::<Result<_, _>>()?;
     if strict {
-        let mut claimed = tx
-            .conn
-            .prepare_cached("SELECT run_id, seq FROM steps WHERE state = 'CLAIMED' AND deadline <= ?1 LIMIT 256")?;
+        let mut claimed = tx.conn.prepare_cached(
+            "SELECT run_id, seq FROM steps WHERE state = 'CLAIMED' AND deadline < 9007199254740991 AND deadline <= ?1
+                 LIMIT 256",
+        )?;
         for step in claimed.query_map([tx.now], read)? {
             steps.push(step?);
         }
@@ -212,11 +214,12 @@ pub(super) fn next_deadline(conn: &Connection, started: Ms) -> Result<Ms, Error>
              SELECT min(live_until) AS at FROM nodes WHERE silent = 0 AND static = 0
              UNION ALL SELECT min(settling_until) FROM nodes WHERE settling_until > 0
              UNION ALL SELECT min(deadline) FROM steps WHERE state = 'ASKED'
-             UNION ALL SELECT max(?1, min(deadline)) FROM steps WHERE state = 'CLAIMED'
-             UNION ALL SELECT min(queue_until) FROM runs INDEXED BY runs_queue_until WHERE state = 'QUEUED'
+             UNION ALL SELECT max(?1, min(deadline)) FROM steps WHERE state = 'CLAIMED' AND deadline < 9007199254740991
+             UNION ALL SELECT min(queue_until) FROM runs INDEXED BY runs_queue_until
+                 WHERE state = 'QUEUED' AND queue_until < 9007199254740991
              UNION ALL SELECT max(?1, min(ends_by)) FROM runs INDEXED BY runs_ends_by WHERE state = 'RUNNING'
              UNION ALL SELECT min(holder_until) FROM runs INDEXED BY runs_holder_until
-                 WHERE state IN ('QUEUED', 'RUNNING')
+                 WHERE ended_at IS NULL AND holder_until < 9007199254740991
              UNION ALL SELECT min(not_after) FROM leases WHERE reapable = 1
              UNION ALL SELECT min(due_at) FROM requests)",
     )?;
@@ -233,8 +236,7 @@ pub(super) fn grant_start_grace(tx: &Tx) -> Result<(), Error> {
     ];
     for (table, deadline, grace, ttl_ms) in moves {
         let until = tx.after(ttl_ms.max(START_GRACE_MS));
-        let running =
-            if table == "runs" { "state IN ('QUEUED', 'RUNNING') AND holder_until < 9007199254740991" } else { "true" };
+        let running = if table == "runs" { "ended_at IS NULL AND holder_until < 9007199254740991" } else { "true" };
         tx.conn.execute(
             // Never further than one lifetime: a clock that was set back while nobody looked makes nothing immortal.
             // (What was granted before stays granted, also when the lifetime was made shorter since.)

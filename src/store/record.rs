@@ -152,8 +152,7 @@ pub fn sealed(conn: &Connection, run: &RunId) -> Result<Sealed, Error> {
 
 fn owed(conn: &Connection, after: &str) -> Result<Vec<RunId>, Error> {
     let mut statement = conn.prepare_cached(
-        "SELECT run_id FROM records JOIN runs USING (run_id)
-         WHERE sealed_at IS NULL AND records.run_id > ?1 AND ended_at IS NOT NULL ORDER BY records.run_id LIMIT 100",
+        "SELECT run_id FROM records INDEXED BY records_owed WHERE owed = 1 AND run_id > ?1 ORDER BY run_id LIMIT 100",
     )?;
     let runs = statement.query_map([after], |row| Ok(RunId::from_stored(row.get::<_, String>(0)?)))?;
     Ok(runs.collect::<Result<_, _>>()?)
@@ -192,7 +191,7 @@ fn mark(tx: &super::Tx, run: &RunId, last_event: i64, manifest: &str) -> Result<
     }
     tx.conn
         .prepare_cached(
-            "UPDATE records SET sealed_at = ?2, manifest_sha256 = ?3 WHERE run_id = ?1 AND sealed_at IS NULL",
+            "UPDATE records SET sealed_at = ?2, manifest_sha256 = ?3, owed = 0 WHERE run_id = ?1 AND sealed_at IS NULL",
         )?
         .execute((run.as_str(), tx.now, manifest))?;
     failpoint!("seal.mark", Error::Disk("as ordered".into()));

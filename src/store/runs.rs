@@ -204,7 +204,8 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
     // Which nodes have a step in hand is asked before the steps are ended: they have to settle.
     lease::end_all(tx, run, verdict.kind.as_str())?;
     failpoint!("run.after_leases");
-    let unfinished = "run_id = :run AND state IN ('PENDING', 'CLAIMED', 'ASKED')";
+    tx.conn.prepare_cached("UPDATE records SET owed = 1 WHERE run_id = ?1")?.execute([id.as_str()])?;
+    let unfinished = "run_id = :run AND (state = 'PENDING' OR state = 'CLAIMED' OR state = 'ASKED')";
     tx.conn
         .prepare_cached(&format!(
             "UPDATE attempts SET ended_at = :now WHERE run_id = :run AND ended_at IS NULL

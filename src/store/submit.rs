@@ -198,9 +198,11 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
     failpoint!("submit.after_steps");
-    tx.conn
-        .prepare_cached("INSERT INTO records (run_id, opened_at) VALUES (?1, ?2)")?
-        .execute((id.as_str(), tx.now))?;
+    tx.conn.prepare_cached("INSERT INTO records (run_id, opened_at, owed) VALUES (?1, ?2, ?3)")?.execute((
+        id.as_str(),
+        tx.now,
+        state.is_terminal(),
+    ))?;
     let about = || json!({"name": contract.name, "work": contract.work, "by": submission.principal});
     tx.event("run.submitted", About::run(id), about())?;
     match new {

@@ -222,13 +222,39 @@ fn folders_of_earlier_versions_are_brought_up_and_copied_first() {
             let _ = std::fs::remove_file(lab.dir.path().join(name));
         }
         let conn = earlier(lab.dir.path(), version);
-        conn.execute("INSERT INTO boot VALUES (1, 41, ?1, 0)", [lab.now()]).expect("a boot");
+        conn.execute("INSERT INTO boot (one, number, started_at, clock_offset) VALUES (1, 41, ?1, 0)", [lab.now()])
+            .expect("a boot");
         conn.execute("INSERT INTO events (at, event, data) VALUES (?1, 'node.silent', '{\"old\": true}')", [lab.now()])
             .expect("an event");
+        for (run, state, is_sealed) in
+            [("lacking", "FAILED", false), ("sealed", "FAILED", true), ("open", "QUEUED", false)]
+        {
+            conn.execute(
+                "INSERT INTO runs (run_id, state, principal, priority, contract, shape, created_at, ended_at, verdict,
+                     queue_until, ends_by, holder_until)
+                 VALUES (?1, ?2, 'p', 0, '{}', 1, 1, iif(?2 = 'FAILED', 2, NULL), iif(?2 = 'FAILED', '{}', NULL), ?3, ?3, ?3)",
+                (run, state, mediator::store::NEVER),
+            )
+            .expect("a run");
+            let sealed = is_sealed.then_some(3);
+            let values = (run, sealed, sealed.map(|_| "hash"));
+            conn.execute(
+                "INSERT INTO records (run_id, opened_at, sealed_at, manifest_sha256) VALUES (?1, 1, ?2, ?3)",
+                values,
+            )
+            .expect("a record");
+        }
         drop(conn);
         lab.start();
         let rows = open_rows(lab.dir.path());
         assert_eq!(schema_of(&rows), wanted, "from schema {version}");
+        let owed: String = rows
+            .query_row("SELECT group_concat(run_id) FROM records WHERE owed = 1", [], |row| row.get(0))
+            .expect("one");
+        assert_eq!(owed, "lacking", "from schema {version}");
+        let soundness: String = rows.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("a word");
+        assert_eq!(soundness, "ok", "from schema {version}");
+        rows.execute("UPDATE runs SET state = 'LOST' WHERE run_id = 'open'", []).expect_err("checked as before");
         let boot: i64 = rows.query_row("SELECT number FROM boot", [], |row| row.get(0)).expect("a boot");
         assert_eq!(boot, 42);
         let copy = lab.dir.path().join(format!("mediator.schema-{version}.db"));

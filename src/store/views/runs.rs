@@ -134,50 +134,30 @@ pub fn runs(
     page: &Page,
     at: At,
 ) -> Result<(Vec<RunView>, Option<String>), Error> {
-    let mut conditions = vec!["true".to_owned()];
-    let mut values: Vec<Box<dyn ToSql>> = Vec::new();
-    let mut add = |condition: &str, value: Box<dyn ToSql>| {
-        values.push(value);
-        conditions.push(condition.replace('?', &format!("?{}", values.len())));
+    let from = filter.since.map_or(Ok(0), |since| first_since(conn, since - at.offset))?;
+    let before = match &page.cursor {
+        None => i64::MAX,
+        Some(cursor) => cursor.parse().map_err(|_| bad_cursor())?,
     };
-    if let Some(state) = filter.state {
-        add("state = ?", Box::new(state.as_str()));
-    }
-    if let Some(principal) = &filter.principal {
-        add("runs.principal = ?", Box::new(principal.clone()));
-    }
-    if let Some(work) = &filter.work {
-        add("runs.work = ?", Box::new(work.clone()));
-    }
-    // A node's runs are walked by its leases, newest first: those of all its years are not listed to show a page.
-    let (from, arrival) = match &filter.node {
-        None => ("runs", "runs.arrival"),
-        Some(node) => {
-            add("held.node_id = ?", Box::new(node.clone()));
-            let held =
-                "lease_history AS held INDEXED BY lease_history_arrival CROSS JOIN runs ON runs.arrival = held.arrival";
-            (held, "held.arrival")
-        }
-    };
-    if let Some(since) = filter.since {
-        // Times grow with arrival, so the first run since then bounds the walk.
-        let first = "{arrival} >= coalesce((SELECT arrival FROM runs INDEXED BY runs_created WHERE created_at >= ?
-             ORDER BY created_at, arrival LIMIT 1), 9223372036854775807)";
-        add(&first.replace("{arrival}", arrival), Box::new(since - at.offset));
-    }
-    if let Some(cursor) = &page.cursor {
-        let before: i64 = cursor.parse().map_err(|_| bad_cursor())?;
-        add(&format!("{arrival} < ?"), Box::new(before));
-    }
-    // A run may have held the node twice.
-    let once = if filter.node.is_some() { "GROUP BY held.arrival" } else { "" };
-    add(
-        &format!("true {once} ORDER BY {arrival} DESC LIMIT ?"),
-        Box::new(i64::try_from(page.limit + 1).unwrap_or(i64::MAX)),
-    );
-    let query = format!("SELECT {COLUMNS} FROM {from} WHERE {}", conditions.join(" AND "));
+    let limit = i64::try_from(page.limit + 1).unwrap_or(i64::MAX);
+    let query = format!("SELECT {COLUMNS} FROM {}", walk(filter));
     let mut statement = conn.prepare_cached(&query)?;
-    let rows = statement.query_map(rusqlite::params_from_iter(values.iter()), |row| read(row, at))?;
+    // Each walk names those that it needs.
+    let values: [(&str, &dyn ToSql); 7] = [
+        (":from", &from),
+        (":before", &before),
+        (":limit", &limit),
+        (":state", &filter.state.map(RunState::as_str)),
+        (":principal", &filter.principal),
+        (":work", &filter.work),
+        (":node", &filter.node),
+    ];
+    for (name, value) in values {
+        if let Some(at) = statement.parameter_index(name)? {
+            statement.raw_bind_parameter(at, value)?;
+        }
+    }
+    let rows = statement.raw_query().mapped(|row| read(row, at));
     let mut list: Vec<RunView> = rows.collect::<Result<_, _>>()?;
     let next = cut(&mut list, page.limit, |run| run.arrival.to_string());
     for view in &mut list {
@@ -185,6 +165,56 @@ pub fn runs(
     }
     place(conn, &mut list)?;
     Ok((list, next))
+}
+
+/// Returns what follows FROM in the list of runs: the walk, newest first, that has the least to pass over.
+fn walk(filter: &RunFilter) -> String {
+    let given = |is_given: bool, condition: &'static str| if is_given { condition } else { "" };
+    let state = given(filter.state.is_some(), "AND state = :state");
+    let principal = given(filter.principal.is_some(), "AND runs.principal = :principal");
+    let work = given(filter.work.is_some(), "AND runs.work = :work");
+    if filter.node.is_some() {
+        // A node's runs are walked by its leases: those of all its years are not listed to show a page. A run may have
+        // held the node twice.
+        return format!(
+            "lease_history AS held INDEXED BY lease_history_arrival CROSS JOIN runs ON runs.arrival = held.arrival
+             WHERE held.node_id = :node AND held.arrival >= :from AND held.arrival < :before {state} {principal} {work}
+             GROUP BY held.arrival ORDER BY held.arrival DESC LIMIT :limit"
+        );
+    }
+    if filter.principal.is_some() && filter.state.is_none() && filter.work.is_none() {
+        // One index serves a principal's runs with a state and without: then the walks of all states are merged.
+        let walks = RunState::ALL.map(|state| {
+            format!(
+                "SELECT arrival AS own FROM runs INDEXED BY runs_principal_state
+                 WHERE principal = :principal AND state = '{state}' AND arrival >= :from AND arrival < :before"
+            )
+        });
+        return format!(
+            "({} ORDER BY own DESC LIMIT :limit) CROSS JOIN runs ON runs.arrival = own ORDER BY own DESC",
+            walks.join(" UNION ALL ")
+        );
+    }
+    // Left to itself, the planner takes the index of the state alone, and passes over everybody else's.
+    let index = given(!principal.is_empty() && !state.is_empty() && work.is_empty(), "INDEXED BY runs_principal_state");
+    format!(
+        "runs {index} WHERE arrival >= :from AND arrival < :before {state} {principal} {work} ORDER BY arrival DESC LIMIT :limit"
+    )
+}
+
+/// Finds the first run that was submitted at `time` or later, by its arrival: times grow with arrivals, so a search by
+/// halves needs no index.
+fn first_since(conn: &Connection, time: Ms) -> Result<i64, Error> {
+    let mut next =
+        conn.prepare_cached("SELECT arrival, created_at FROM runs WHERE arrival >= ?1 ORDER BY arrival LIMIT 1")?;
+    let last: Option<i64> = conn.prepare_cached("SELECT max(arrival) FROM runs")?.query_row([], |row| row.get(0))?;
+    let (mut low, mut high) = (0, last.map_or(0, |last| last + 1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let (arrival, created_at): (i64, Ms) = next.query_row([middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if created_at < time { low = arrival + 1 } else { high = middle }
+    }
+    Ok(low)
 }
 
 pub(super) fn bad_cursor() -> Error {

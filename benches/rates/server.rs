@@ -95,6 +95,13 @@ impl Server {
         kib / 1024.0
     }
 
+    /// How many records are sealed in a daemon's folder of its own.
+    pub fn sealed(&self) -> usize {
+        let records = self.folder.as_ref().expect("a folder of its own").path().join("records");
+        let names = std::fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.filter(|name| !name.to_string_lossy().starts_with('.')).count()
+    }
+
     /// Ends it at once.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -95,7 +95,7 @@ fn nothing_is_put_in_the_place_of_a_record_whose_mark_may_have_been_kept() {
         if is_kept {
             // As the write-ahead log may show it to the next start after a sync that failed.
             let rows = Connection::open(data.join(DATABASE)).expect("the database");
-            let keep = "UPDATE records SET sealed_at = (SELECT ended_at FROM runs), manifest_sha256 = ?1";
+            let keep = "UPDATE records SET sealed_at = (SELECT ended_at FROM runs), manifest_sha256 = ?1, owed = 0";
             assert_eq!(rows.execute(keep, [&marked.1]).expect("a mark"), 1);
         }
         let daemon = Daemon::start(&data, &Lab::default()).expect("it starts");

@@ -58,11 +58,16 @@ pub struct App {
 impl App {
     /// Waits until `waiter` is told, `wait` is over, or the daemon stops; says whether to look again.
     async fn parked(&self, waiter: crate::store::hub::Waiter, until: tokio::time::Instant) -> bool {
+        self.unless_over(waiter.told(), until).await.is_some() && !*self.stop.borrow()
+    }
+
+    /// Waits for `event`, but not longer than `until`, nor for a daemon that stops.
+    async fn unless_over<T>(&self, event: impl Future<Output = T>, until: tokio::time::Instant) -> Option<T> {
         let mut stop = self.stop.clone();
         tokio::select! {
-            () = waiter.told() => !*self.stop.borrow(),
-            () = tokio::time::sleep_until(until) => false,
-            _ = stop.wait_for(|stop| *stop) => false,
+            outcome = event => Some(outcome),
+            () = tokio::time::sleep_until(until) => None,
+            _ = stop.wait_for(|stop| *stop) => None,
         }
     }
 }

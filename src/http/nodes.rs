@@ -14,6 +14,7 @@ use crate::domain::contract::attributes;
 use crate::domain::field::{Field, Fields};
 use crate::domain::json::Json;
 use crate::domain::matching::Capability;
+use crate::store::Error;
 use crate::store::advert::{Advert, DrainMode, advertise as store_advertise};
 use crate::store::claim::{Claim, Working, claim as store_claim};
 use crate::store::clean::{self as store_clean, Cleaned};
@@ -120,14 +121,25 @@ pub async fn claim(mut call: Call) -> Result<Reply, Problem> {
     let store = &call.app.store;
     let until = tokio::time::Instant::now() + wait;
     loop {
-        let waiter = store.hub().wait_for(Topic::Node(node.clone()));
-        let own = claim.clone();
-        if let Some(claimed) = store.write(move |tx| store_claim(tx, &own)).await? {
-            return Ok(reply::json(StatusCode::OK, &claimed));
+        // Left before the look, so that nothing falls between: should both find the step, both are told of it, as
+        // whoever asks again is.
+        let (own, next) = (claim.clone(), claim.clone());
+        let parked = (!wait.is_zero()).then(|| store.park(Topic::Node(node.clone()), move |tx| store_claim(tx, &next)));
+        let mut claimed = store.write(move |tx| store_claim(tx, &own)).await?;
+        if claimed.is_none()
+            && let Some(parked) = parked
+        {
+            claimed = match call.app.unless_over(parked.done(), until).await.flatten() {
+                None => None,
+                // The queue came first.
+                Some(Err(Error::WakeFirst)) => continue,
+                Some(outcome) => Some(outcome?),
+            };
         }
-        if !call.app.parked(waiter, until).await {
-            return Ok(reply::empty(StatusCode::NO_CONTENT));
-        }
+        return Ok(match claimed {
+            Some(claimed) => reply::json(StatusCode::OK, &claimed),
+            None => reply::empty(StatusCode::NO_CONTENT),
+        });
     }
 }
 

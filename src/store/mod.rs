@@ -69,7 +69,7 @@ use health::Health;
 use hub::Hub;
 pub use runs::{Assigned, AssignedNode};
 pub use tx::Tx;
-use waiting::{Pending, Waiting};
+use waiting::{Patient, Pending, Waiting};
 use writer::Writer;
 
 use crate::clock::{Clock, Ms};
@@ -104,6 +104,23 @@ struct Inner {
     /// How many backups are being made: until then no file of theirs is removed.
     backups: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A write that waits for a change.
+#[derive(Debug)]
+pub struct Parked<T> {
+    outcome: oneshot::Receiver<Result<T, Error>>,
+    _place: hub::Place,
+}
+
+impl<T> Parked<T> {
+    /// Waits until it is done and committed; `None`: the daemon stops.
+    ///
+    /// # Errors
+    /// As of [`Store::write`]; [`Error::WakeFirst`] when it could not be done there, and its caller is to look again.
+    pub async fn done(self) -> Option<Result<T, Error>> {
+        self.outcome.await.ok()
+    }
 }
 
 impl Store {
@@ -206,6 +223,18 @@ impl Store {
         let (reply, outcome) = oneshot::channel();
         self.0.waiting.push(Box::new(Pending { write, value: None, reply }));
         outcome.await.unwrap_or(Err(Error::Stopping))
+    }
+
+    /// Leaves `write` to be done in the commit of a change of `topic`, the first at which it finds something to do; not any
+    /// more once the [`Parked`] is dropped.
+    pub fn park<T: Send + 'static>(
+        &self,
+        topic: hub::Topic,
+        write: impl FnMut(&Tx) -> Result<Option<T>, Error> + Send + 'static,
+    ) -> Parked<T> {
+        let (reply, outcome) = oneshot::channel();
+        let write = Patient(Pending { write, value: None, reply });
+        Parked { outcome, _place: self.0.hub.park(topic, Box::new(write)) }
     }
 
     /// Hands the writer an error of the disk that was met outside of it: it ends the process as if it were its own.

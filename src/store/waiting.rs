@@ -18,6 +18,12 @@ const GROUP: usize = 256;
 pub(super) trait Write: Send {
     fn run(&mut self, tx: &Tx) -> Result<(), Error>;
     fn answer(self: Box<Self>, outcome: Result<(), Error>);
+    /// Says whether anybody still waits for the answer.
+    fn is_wanted(&self) -> bool;
+    /// Says, once it was run, whether it has found nothing to do and is to wait on.
+    fn waits_on(&self) -> bool {
+        false
+    }
 }
 
 /// A write as a closure, and where its outcome goes.
@@ -42,6 +48,38 @@ where
         let outcome = outcome.map(|()| value.expect("a write that succeeded has left its value"));
         // The client may have hung up: the write stands all the same.
         let _ = reply.send(outcome);
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.reply.is_closed()
+    }
+}
+
+/// A write that waits until it finds something to do.
+pub(super) struct Patient<F, T>(pub(super) Pending<F, T>);
+
+impl<F, T> Write for Patient<F, T>
+where
+    F: FnMut(&Tx) -> Result<Option<T>, Error> + Send,
+    T: Send,
+{
+    fn run(&mut self, tx: &Tx) -> Result<(), Error> {
+        self.0.value = (self.0.write)(tx)?;
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, outcome: Result<(), Error>) {
+        let Pending { value, reply, .. } = self.0;
+        // Without a value it was not done.
+        let _ = reply.send(outcome.and_then(|()| value.ok_or(Error::WakeFirst)));
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.0.reply.is_closed()
+    }
+
+    fn waits_on(&self) -> bool {
+        self.0.value.is_none()
     }
 }
 

@@ -132,7 +132,7 @@ impl Writer {
         if self.owes_wake {
             self.wake();
         }
-        let mut done: Vec<(Box<dyn Write>, Result<(), Error>)> = Vec::new();
+        let mut done = Done::new();
         let outcome = self.begin().and_then(|()| {
             failpoint!("group.after_begin");
             let mut kept = Effects::default();
@@ -155,6 +155,7 @@ impl Writer {
                 }
                 done.push((write, result));
             }
+            self.do_parked(&mut kept, &mut done)?;
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
             failpoint!("group.before_commit");
@@ -169,9 +170,7 @@ impl Writer {
                 let failed = if kept.wake { self.try_wake().err() } else { None };
                 failpoint!("group.before_answer");
                 self.hub.tell(kept.topics);
-                for (write, result) in done {
-                    write.answer(result);
-                }
+                answer_all(done, None);
                 if let Some(error) = failed {
                     self.wake_failed(error);
                 }
@@ -183,6 +182,34 @@ impl Writer {
                 self.rolled_back(&error, done.into_iter().map(|(write, _)| write));
             }
         }
+    }
+
+    /// Does the writes that were left for what this transaction changes, as part of it. One that cannot be done here
+    /// looks again after the commit.
+    fn do_parked(&self, effects: &mut Effects, done: &mut Done) -> Result<(), Error> {
+        let mut at = 0;
+        // What they change may bring others about.
+        while let Some(topic) = effects.topics.get(at).cloned() {
+            at += 1;
+            for (id, mut write) in self.hub.parked(&topic).into_iter().filter(|(_, write)| write.is_wanted()) {
+                let tx = self.tx(self.owes_wake || effects.wake);
+                let result = tx.attempt(|| write.run(&tx));
+                match result {
+                    Err(error) if self.conn.is_autocommit() || error.is_of_the_group() => {
+                        done.push((write, Ok(())));
+                        return Err(error);
+                    }
+                    Ok(()) => effects.merge(tx.into_effects()),
+                    Err(_) => {}
+                }
+                if result.is_ok() && write.waits_on() {
+                    self.hub.put_back(topic.clone(), id, write);
+                } else {
+                    done.push((write, result));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Wakes the queue. A failure is nobody's error: the wake stays owed.
@@ -201,14 +228,22 @@ impl Writer {
             failpoint!("wake.after_begin");
             let tx = self.tx(false);
             sweep::sweep(&tx)?;
-            let effects = tx.into_effects();
-            #[cfg(debug_assertions)]
-            super::invariants::assert_held(&self.conn);
-            failpoint!("wake.before_commit");
-            self.commit()?;
+            let mut effects = tx.into_effects();
+            let mut done = Done::new();
+            let outcome = self.do_parked(&mut effects, &mut done).and_then(|()| {
+                #[cfg(debug_assertions)]
+                super::invariants::assert_held(&self.conn);
+                failpoint!("wake.before_commit");
+                self.commit()
+            });
+            if let Err(error) = outcome {
+                answer_all(done, Some(&error));
+                return Err(error);
+            }
             failpoint!("wake.after_commit");
             self.owes_wake = effects.wake;
             self.hub.tell(effects.topics);
+            answer_all(done, None);
             if !self.owes_wake {
                 break;
             }
@@ -227,11 +262,13 @@ impl Writer {
         if self.owes_wake {
             self.wake();
         }
+        let mut done = Done::new();
         let outcome = self.begin().and_then(|()| {
             failpoint!("reap.after_begin");
             let tx = self.tx(false);
             let failed = reaper::pass(&tx, self.started)?;
-            let effects = tx.into_effects();
+            let mut effects = tx.into_effects();
+            self.do_parked(&mut effects, &mut done)?;
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
             failpoint!("reap.before_commit");
@@ -249,11 +286,12 @@ impl Writer {
                     self.wake();
                 }
                 self.hub.tell(effects.topics);
+                answer_all(done, None);
                 self.look_ahead();
             }
             Err(error) => {
                 log::error!("cannot reap what is due cause={error}");
-                self.rolled_back(&error, std::iter::empty());
+                self.rolled_back(&error, done.into_iter().map(|(write, _)| write));
                 self.not_before = self.clock.now() + RETRY_MS;
                 self.look_ahead();
             }
@@ -372,6 +410,16 @@ impl Writer {
                 }
             }
         }
+    }
+}
+
+/// The writes of a transaction with what came of each.
+type Done = Vec<(Box<dyn Write>, Result<(), Error>)>;
+
+/// Answers the writes of a transaction that is committed, or of one that failed as a whole.
+fn answer_all(done: Done, failed: Option<&Error>) {
+    for (write, result) in done {
+        write.answer(failed.map_or(result, |error| Err(error.clone())));
     }
 }
 

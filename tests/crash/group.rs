@@ -221,3 +221,47 @@ fn no_answer_before_the_commit() {
         });
     }
 }
+
+/// A claim that is parked is done in the very commit that makes its step ready: there is no moment between the two at
+/// which the daemon could be killed.
+#[test]
+fn a_parked_claim_is_of_the_commit_that_makes_its_step_ready() {
+    for (point, path) in [("group.after_commit", "/v1/runs"), ("wake.after_commit", "/v1/runs/h/cancel")] {
+        let folder = tempfile::tempdir().expect("there is room");
+        let data = folder.path().join("data");
+        let daemon = Daemon::start(&data, &Lab::default()).expect("it starts");
+        let ok = |path: &str, body: &Value| daemon.post(path, None, body).expect("an answer");
+        ok("/v1/nodes", &advert("b1", "board"));
+        if path != "/v1/runs" {
+            // `h` has the board and asks; `g` waits for it.
+            let requires = json!([{"as": "dut", "capability": "board"}]);
+            ok(
+                "/v1/runs",
+                &json!({"run_id": "h", "requires": requires, "steps": [{"id": "q", "ask": {"prompt": "?"}}]}),
+            );
+            ok("/v1/runs", &contract("g", "board"));
+        }
+        let ask = post(path, "k", if path == "/v1/runs" { contract("g", "board") } else { json!({}) });
+        let claim = json!({"instance": "i1"}).to_string();
+        std::thread::scope(|scope| {
+            let groups = reached(&data, "group.before_answer");
+            let parked = scope.spawn(|| daemon.exchange("POST", "/v1/nodes/b1/claim?wait_seconds=30", None, &claim));
+            await_point(&data, "group.before_answer", groups);
+            let before = reached(&data, point);
+            order(&data, &format!("hold {point}"));
+            let asking = scope.spawn(|| send(&daemon, &ask));
+            await_point(&data, point, before);
+            let state: String = daemon
+                .rows()
+                .query_row("SELECT state FROM steps WHERE run_id = 'g' AND seq = 1", [], |row| row.get(0))
+                .expect("a step");
+            let is_answered = parked.is_finished();
+            order(&data, "none");
+            let reply = parked.join().expect("no panic").expect("an answer");
+            assert!(asking.join().expect("no panic").expect("an answer").status < 300);
+            assert_eq!(state, "CLAIMED", "{path}: there is a commit between them");
+            assert!(!is_answered, "{path}: answered before {point}");
+            assert!(reply.status == 200 && reply.body["run_id"] == "g", "{}", reply.body);
+        });
+    }
+}

@@ -197,6 +197,13 @@ fn schema_of(rows: &Connection) -> BTreeSet<String> {
     list.collect::<Result<_, _>>().expect("rows")
 }
 
+/// The definitions that a migration wrote over, with their CHECKs: word for word those of a new folder.
+fn checks_of(rows: &Connection) -> String {
+    let query = "SELECT group_concat(sql, ';' ORDER BY name) FROM sqlite_schema
+        WHERE type = 'table' AND name IN ('outbox', 'records', 'runs', 'steps')";
+    rows.query_row(query, [], |row| row.get(0)).expect("their definitions")
+}
+
 /// Makes a database as an earlier version made it.
 fn earlier(folder: &std::path::Path, version: i64) -> Connection {
     let schema = std::fs::read_to_string(format!("{}/tests/schemas/{version}.sql", env!("CARGO_MANIFEST_DIR")));
@@ -248,6 +255,7 @@ fn folders_of_earlier_versions_are_brought_up_and_copied_first() {
         lab.start();
         let rows = open_rows(lab.dir.path());
         assert_eq!(schema_of(&rows), wanted, "from schema {version}");
+        assert_eq!(checks_of(&rows), checks_of(new.rows()), "from schema {version}");
         let owed: String = rows
             .query_row("SELECT group_concat(run_id) FROM records WHERE owed = 1", [], |row| row.get(0))
             .expect("one");

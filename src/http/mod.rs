@@ -107,6 +107,8 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, store: Store
                             }
                         }
                     }
+                    // Whoever waits for the connections to end may open the folder next: the store goes first.
+                    drop(app);
                     drop(open);
                 });
             }

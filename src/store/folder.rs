@@ -12,7 +12,14 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 pub struct Folder {
     path: PathBuf,
     /// Held open for its lock.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Not only closed: a child between its fork and its program has the same open file, and with it the lock.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 /// File systems on which SQLite's locks or shared memory cannot be relied on: `f_type` of statfs(2).
@@ -90,7 +97,7 @@ impl Folder {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(format!("{shown} is already in use by another mediator")),
             Err(error) => return Err(failed("lock", error.into())),
         }
-        Ok(Self { path: path.to_owned(), _lock: lock.into() })
+        Ok(Self { path: path.to_owned(), lock: lock.into() })
     }
 
     /// Returns the folder's path.
@@ -192,3 +199,20 @@ pub(super) const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
 /// The name of the database in the data folder.
 pub const DATABASE: &str = "mediator.db";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a child has between its fork and its program is a copy of the descriptor, as here.
+    #[test]
+    fn it_is_free_at_once_whoever_has_a_copy_of_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Folder::open(dir.path(), true).unwrap();
+        let copy = first.lock.try_clone().unwrap();
+        assert!(Folder::open(dir.path(), true).unwrap_err().contains("already in use"));
+        drop(first);
+        Folder::open(dir.path(), true).unwrap();
+        drop(copy);
+    }
+}

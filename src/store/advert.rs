@@ -225,14 +225,14 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
     let about = About::node(node);
     let Some(known) = known else {
         tx.event("node.new", about, json!({"capabilities": advert.capabilities, "static": is_static}))?;
-        log::info!("node new node={node}");
+        tx.log(|| format!("node new node={node}"));
         tx.owe_wake();
         return Ok(true);
     };
     if is_back {
         let silent_ms = tx.now - known.last_seen;
         tx.event("node.back", about, json!({"silent_seconds": silent_ms / 1000}))?;
-        log::info!("node back after silence node={node}");
+        tx.log(|| format!("node back after silence node={node}"));
         tx.owe_wake();
     }
     if known.cleans && !advert.cleans {
@@ -272,7 +272,7 @@ fn replace(tx: &Tx, node: &NodeId, old: &str) -> Result<(), Error> {
     tx.event("node.restarted", About::node(node), Value::Object(serde_json::Map::new()))?;
     // Parked claims of the old life have to hear it.
     tx.tell(Topic::Node(node.clone()));
-    log::info!("node restarted node={node}");
+    tx.log(|| format!("node restarted node={node}"));
     let in_hand: Vec<String> = {
         let mut statement = tx.conn.prepare_cached(
             "SELECT DISTINCT run_id FROM steps WHERE node_id = ?1 AND state = 'CLAIMED' AND kind = 'run'",

@@ -33,7 +33,7 @@ pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: 
     }
     tx.touch(node);
     tx.event("node.drained", About::node(node), json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
-    log::info!("node drained node={node} mode={} by={by:?}", mode.as_str());
+    tx.log(|| format!("node drained node={node} mode={} by={by:?}", mode.as_str()));
     progress::resume(tx, node)?;
     failpoint!("drain.after");
     Ok(true)
@@ -58,7 +58,7 @@ pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<bool, Error> {
     }
     tx.touch(node);
     tx.event("node.undrained", About::node(node), json!({"by": by}))?;
-    log::info!("node undrained node={node} by={by:?}");
+    tx.log(|| format!("node undrained node={node} by={by:?}"));
     tx.owe_wake();
     progress::resume(tx, node)?;
     failpoint!("undrain.after");
@@ -93,7 +93,7 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     tx.tell(Topic::Node(node.clone()));
     tx.event("node.removed", About::node(node), json!({"by": by}))?;
     failpoint!("remove.after");
-    log::info!("node removed node={node} by={by:?}");
+    tx.log(|| format!("node removed node={node} by={by:?}"));
     Ok(())
 }
 

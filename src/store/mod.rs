@@ -131,7 +131,7 @@ impl Store {
     pub fn open(data: &Path, settings: Settings, clock: Clock) -> Result<Self, String> {
         let folder = Arc::new(Folder::open(data, settings.network_filesystem)?);
         let path = folder.database();
-        let (conn, wal_pages) = connection::open_writer(&path, settings.synchronous)?;
+        let (conn, wal_bytes) = connection::open_writer(&path, settings.synchronous)?;
         let shown = |error: Error| format!("cannot start on {}: {error}", path.display());
         let prepare = || {
             migrate::migrate(&conn, &path)?;
@@ -157,7 +157,7 @@ impl Store {
             boot,
             started: clock.now(),
             memory: tx::Memory { stopping: Arc::clone(&waiting.closed), ..tx::Memory::default() },
-            wal_pages,
+            wal_bytes,
             data_version: -1,
             owes_wake: true,
             wake_error: Error::Busy,

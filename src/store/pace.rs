@@ -1,9 +1,9 @@
-//! How long a group of writes waits for more of them before it begins.
+//! How long a group of writes waits for more of them before it is committed.
 //!
 //! Who is answered calls again soon, but not at once. Where a sync is slow, the first to call again would have a commit
 //! to itself while all others wait for it, and then for their own: groups of 1, 15, 1, 15, and two syncs for each
-//! answer. So after the first write of a group the writer waits for as many as came lately, for a short part of what
-//! a commit takes. One client alone is never waited for: lately there was one.
+//! answer. So a group is joined by what comes while it is worked on, until it is as large as those lately, or a short
+//! part of what a commit takes has passed since it began. One client alone is never waited for: lately there was one.
 
 use std::time::Duration;
 
@@ -29,13 +29,9 @@ impl Pace {
         if patience < LEAST { (1, Duration::ZERO) } else { (self.sizes[0].max(self.sizes[1]), patience) }
     }
 
-    /// Notes how many writes were taken together.
-    pub(super) fn taken(&mut self, writes: usize) {
+    /// Notes a commit: of how many writes, and how long it took.
+    pub(super) fn committed(&mut self, writes: usize, took: Duration) {
         self.sizes = [writes, self.sizes[0]];
-    }
-
-    /// Notes how long a commit took.
-    pub(super) fn committed(&mut self, took: Duration) {
         self.commit = took;
     }
 }
@@ -46,8 +42,7 @@ mod tests {
 
     fn after(sizes: &[usize], commit_ms: u64) -> (usize, Duration) {
         let mut pace = Pace::default();
-        sizes.iter().for_each(|writes| pace.taken(*writes));
-        pace.committed(Duration::from_millis(commit_ms));
+        sizes.iter().for_each(|writes| pace.committed(*writes, Duration::from_millis(commit_ms)));
         pace.patience()
     }
 

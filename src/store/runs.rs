@@ -236,7 +236,7 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
     tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
     tx.tell(Topic::Log(id.clone()));
     tx.tell(Topic::Records);
-    log::info!("run ended run={id} state={to} verdict={} detail={:?}", verdict.kind.as_str(), verdict.detail);
+    tx.log(|| format!("run ended run={id} state={to} verdict={} detail={:?}", verdict.kind.as_str(), verdict.detail));
     Ok(())
 }
 

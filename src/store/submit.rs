@@ -213,7 +213,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             runs::join_queue(tx, &submission.principal, contract.priority)?;
             tx.event("run.queued", About::run(id), about())?;
             failpoint!("queue.after_rows");
-            log::info!("run queued run={id} principal={}", submission.principal);
+            tx.log(|| format!("run queued run={id} principal={}", submission.principal));
         }
         New::Rejected(reject) => {
             let verdict = runs::verdict(VerdictKind::Rejected, reject.detail.clone());
@@ -221,7 +221,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             tx.event("run.ended", About::run(id), data)?;
             tx.tell(Topic::Records);
             failpoint!("reject.after_rows");
-            log::info!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail);
+            tx.log(|| format!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail));
         }
     }
     tx.tell(Topic::Run(id.clone()));

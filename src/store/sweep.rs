@@ -88,7 +88,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
         };
         match promote(tx, &run, shape) {
             Ok(Promotion::TooWide) => {
-                log::info!("run fits only with more nodes than lease.max_per_run run={run}");
+                tx.log(|| format!("run fits only with more nodes than lease.max_per_run run={run}"));
                 too_wide.push(shape);
                 continue;
             }
@@ -163,7 +163,7 @@ fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
     });
     match outcome {
         Ok(()) => {
-            log::info!("run promoted run={run}");
+            tx.log(|| format!("run promoted run={run}"));
             Ok(Promotion::Promoted)
         }
         Err(_) if overtaken.get() => {

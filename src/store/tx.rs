@@ -53,12 +53,21 @@ pub(super) struct Memory {
 pub(super) struct Effects {
     /// Whether a waiting run may now be able to start.
     pub(super) wake: bool,
-    /// Whom to tell after the commit.
-    pub(super) topics: Vec<Topic>,
+    /// What is to be told after the commit.
+    pub(super) news: News,
     /// Nodes that became free here: an acquire of the same transaction must not take them.
     freed: Vec<NodeId>,
     /// Nodes whose rows changed.
     touched: Vec<NodeId>,
+}
+
+/// What is told after a commit.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// To whoever waits for one of these.
+    pub(super) topics: Vec<Topic>,
+    /// To the log.
+    pub(super) lines: Vec<String>,
 }
 
 impl<'a> Tx<'a> {
@@ -75,16 +84,17 @@ impl<'a> Tx<'a> {
 
     /// Runs a part of the write that stands or falls alone: on an error its rows and effects are undone.
     pub(super) fn attempt<T>(&self, part: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let (wake, topics, freed, touched) = {
-            let effects = self.effects.borrow();
-            (effects.wake, effects.topics.len(), effects.freed.len(), effects.touched.len())
+        let (wake, topics, lines, freed, touched) = {
+            let Effects { wake, news, freed, touched } = &*self.effects.borrow();
+            (*wake, news.topics.len(), news.lines.len(), freed.len(), touched.len())
         };
         self.conn.prepare_cached("SAVEPOINT part")?.execute([])?;
         let outcome = part();
         if outcome.is_err() {
             let mut effects = self.effects.borrow_mut();
             effects.wake = wake;
-            effects.topics.truncate(topics);
+            effects.news.topics.truncate(topics);
+            effects.news.lines.truncate(lines);
             effects.freed.truncate(freed);
             // What was read back since may be gone with the rollback: it is read again.
             self.memory.fleet.borrow_mut().touch(effects.touched.drain(touched..));
@@ -149,10 +159,17 @@ impl<'a> Tx<'a> {
 
     /// Tells whoever waits for `topic`, after the commit.
     pub(super) fn tell(&self, topic: Topic) {
-        let topics = &mut self.effects.borrow_mut().topics;
-        // Only the cheapest look for repeats: to be told twice does no harm.
-        if topics.last() != Some(&topic) {
+        let topics = &mut self.effects.borrow_mut().news.topics;
+        // Only a short look for repeats: to be told twice does no harm.
+        if !topics.iter().rev().take(4).any(|other| *other == topic) {
             topics.push(topic);
+        }
+    }
+
+    /// Has the log tell `line`, after the commit: nothing is told that did not happen.
+    pub(super) fn log(&self, line: impl FnOnce() -> String) {
+        if log::log_enabled!(log::Level::Info) {
+            self.effects.borrow_mut().news.lines.push(line());
         }
     }
 

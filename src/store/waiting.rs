@@ -12,7 +12,7 @@ use super::tx::Tx;
 use crate::failpoint;
 
 /// The most writes that share a commit: more would only make the first of them wait longer.
-const GROUP: usize = 256;
+pub(super) const GROUP: usize = 256;
 
 /// A write that waits for its turn.
 pub(super) trait Write: Send {
@@ -95,8 +95,6 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct WaitingState {
     writes: VecDeque<Box<dyn Write>>,
-    /// From how many writes on the writer wants to hear of one.
-    wanted: usize,
     poked: bool,
     closed: bool,
 }
@@ -112,9 +110,7 @@ impl Waiting {
         }
         state.writes.push_back(write);
         failpoint!("write.waits");
-        if state.writes.len() >= state.wanted {
-            self.arrived.notify_one();
-        }
+        self.arrived.notify_one();
     }
 
     /// Makes the writer look at its deadlines.
@@ -130,19 +126,11 @@ impl Waiting {
         self.arrived.notify_one();
     }
 
-    /// Returns the writes that wait, at once if there is a poke, else when one has arrived and then, after `patience` at
-    /// most, `wanted` of them; `None` when the writer is to end.
-    pub(super) fn take(&self, (wanted, patience): (usize, Duration)) -> Option<VecDeque<Box<dyn Write>>> {
+    /// Returns the writes that wait as soon as there is one, or a poke; `None` when the writer is to end.
+    pub(super) fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
         let mut state = self.state.lock().expect("no holder panics");
         while state.writes.is_empty() && !state.poked && !state.closed {
             state = self.arrived.wait(state).expect("no holder panics");
-        }
-        if state.writes.len() < wanted && !patience.is_zero() {
-            state.wanted = wanted.min(GROUP);
-            let is_short =
-                |state: &mut WaitingState| state.writes.len() < state.wanted && !state.poked && !state.closed;
-            state = self.arrived.wait_timeout_while(state, patience, is_short).expect("no holder panics").0;
-            state.wanted = 0;
         }
         state.poked = false;
         if state.writes.is_empty() && state.closed {
@@ -150,6 +138,15 @@ impl Waiting {
         }
         let most = state.writes.len().min(GROUP);
         Some(state.writes.drain(..most).collect())
+    }
+
+    /// Returns `wanted` more writes at most: those that wait, else the first that arrives within `patience`.
+    pub(super) fn more(&self, wanted: usize, patience: Duration) -> VecDeque<Box<dyn Write>> {
+        let state = self.state.lock().expect("no holder panics");
+        let is_empty = |state: &mut WaitingState| state.writes.is_empty() && !state.poked && !state.closed;
+        let mut state = self.arrived.wait_timeout_while(state, patience, is_empty).expect("no holder panics").0;
+        let most = state.writes.len().min(wanted);
+        state.writes.drain(..most).collect()
     }
 
     pub(super) fn len(&self) -> usize {

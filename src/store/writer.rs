@@ -10,18 +10,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::Instant;
 
 use rusqlite::Connection;
 
 use super::alarm::Alarm;
 use super::checkpoint::{checkpoint, empty_wal};
-use super::connection::WalPages;
+use super::connection::WalBytes;
 use super::health::Health;
 use super::hub::Hub;
 use super::pace::Pace;
-use super::tx::{Effects, Memory, Tx};
-use super::waiting::{Waiting, Write};
+use super::tx::{Effects, Memory, News, Tx};
+use super::waiting::{GROUP, Waiting, Write};
 use super::{Error, NEVER, backup, reaper, sweep};
 use crate::clock::{Clock, Ms, stopwatch};
 use crate::config::Settings;
@@ -30,9 +30,6 @@ use crate::failpoint;
 /// WAL size from which the writer checkpoints, and from which it also insists on shrinking the file.
 const CHECKPOINT_BYTES: u64 = 4 << 20;
 const SHRINK_BYTES: u64 = 16 << 20;
-
-/// A page in the WAL, with its header.
-const WAL_PAGE_BYTES: u64 = 4096 + 24;
 
 /// How soon a checkpoint that a reader kept from finishing is tried again.
 const RETRY_MS: i64 = 1000;
@@ -49,7 +46,7 @@ pub(super) struct Writer {
     pub(super) boot: i64,
     pub(super) started: Ms,
     pub(super) memory: Memory,
-    pub(super) wal_pages: WalPages,
+    pub(super) wal_bytes: WalBytes,
     pub(super) data_version: i64,
     /// A wake that failed, or was not yet done: the next write of any kind repeats it first.
     pub(super) owes_wake: bool,
@@ -85,19 +82,16 @@ impl Writer {
         let mut ahead: Option<usize> = None;
         loop {
             self.set_alarm();
-            let Some(mut group) = self.waiting.take(self.pace.patience()) else { break };
+            let Some(mut group) = self.waiting.take() else { break };
             if let Some(offset) = self.clock.follow_wall_clock() {
                 self.keep_offset(offset);
             }
             if ahead.is_none() && self.is_due() {
                 ahead = Some(group.len() + self.waiting.len());
             }
-            let taken = group.len();
-            if taken > 0 {
-                self.pace.taken(taken);
-            }
+            let mut taken = group.len();
             while !group.is_empty() {
-                self.group(&mut group);
+                taken += self.group(&mut group);
             }
             if let Some(left) = &mut ahead {
                 *left = left.saturating_sub(taken);
@@ -126,17 +120,24 @@ impl Writer {
         self.due_at <= self.clock.now()
     }
 
-    /// Takes writes from the front of `group` into one commit, and answers them; leaves those that must come after a
-    /// wake.
-    fn group(&mut self, group: &mut VecDeque<Box<dyn Write>>) {
+    /// Takes writes from the front of `group` into one commit, with those that join them meanwhile, and answers them;
+    /// leaves those that must come after a wake. Returns how many joined.
+    fn group(&mut self, group: &mut VecDeque<Box<dyn Write>>) -> usize {
         if self.owes_wake {
             self.wake();
         }
-        let mut done = Done::new();
+        let (mut done, mut parked) = (Done::new(), Done::new());
+        let mut joined = 0;
         let outcome = self.begin().and_then(|()| {
             failpoint!("group.after_begin");
             let mut kept = Effects::default();
-            while let Some(mut write) = group.pop_front() {
+            let began = stopwatch();
+            loop {
+                let Some(mut write) = group.pop_front() else {
+                    *group = self.join(done.len(), began);
+                    joined += group.len();
+                    if group.is_empty() { break } else { continue }
+                };
                 let tx = self.tx(self.owes_wake || kept.wake);
                 let mut result = tx.attempt(|| write.run(&tx));
                 match result {
@@ -155,13 +156,13 @@ impl Writer {
                 }
                 done.push((write, result));
             }
-            self.do_parked(&mut kept, &mut done)?;
+            self.do_parked(&mut kept, &mut parked)?;
             #[cfg(debug_assertions)]
             super::invariants::assert_held(&self.conn);
             failpoint!("group.before_commit");
             let began = stopwatch();
             self.commit()?;
-            self.pace.committed(began.elapsed());
+            self.pace.committed(done.len(), began.elapsed());
             failpoint!("group.after_commit");
             Ok(kept)
         });
@@ -169,19 +170,30 @@ impl Writer {
             Ok(kept) => {
                 let failed = if kept.wake { self.try_wake().err() } else { None };
                 failpoint!("group.before_answer");
-                self.hub.tell(kept.topics);
+                // They have waited longest.
+                answer_all(parked, None);
                 answer_all(done, None);
+                self.tell(kept.news);
                 if let Some(error) = failed {
                     self.wake_failed(error);
                 }
             }
             Err(error) => {
+                done.extend(parked);
                 log::warn!("a group of writes failed writes={} cause={error}", done.len());
                 // When the transaction could not even begin, none was tried and all are told.
                 done.extend(group.drain(..).map(|write| (write, Ok(()))));
                 self.rolled_back(&error, done.into_iter().map(|(write, _)| write));
             }
         }
+        joined
+    }
+
+    /// Returns the writes that are to share the commit of a group which has `done` so many: see [`Pace`].
+    fn join(&self, done: usize, began: Instant) -> VecDeque<Box<dyn Write>> {
+        let (wanted, patience) = self.pace.patience();
+        let wanted = wanted.min(GROUP).saturating_sub(done);
+        if wanted == 0 { VecDeque::new() } else { self.waiting.more(wanted, patience.saturating_sub(began.elapsed())) }
     }
 
     /// Does the writes that were left for what this transaction changes, as part of it. One that cannot be done here
@@ -189,7 +201,7 @@ impl Writer {
     fn do_parked(&self, effects: &mut Effects, done: &mut Done) -> Result<(), Error> {
         let mut at = 0;
         // What they change may bring others about.
-        while let Some(topic) = effects.topics.get(at).cloned() {
+        while let Some(topic) = effects.news.topics.get(at).cloned() {
             at += 1;
             for (id, mut write) in self.hub.parked(&topic).into_iter().filter(|(_, write)| write.is_wanted()) {
                 let tx = self.tx(self.owes_wake || effects.wake);
@@ -210,6 +222,14 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Tells whoever follows, and the log, what was committed.
+    fn tell(&self, news: News) {
+        self.hub.tell(news.topics);
+        for line in news.lines {
+            log::info!("{line}");
+        }
     }
 
     /// Wakes the queue. A failure is nobody's error: the wake stays owed.
@@ -242,8 +262,8 @@ impl Writer {
             }
             failpoint!("wake.after_commit");
             self.owes_wake = effects.wake;
-            self.hub.tell(effects.topics);
             answer_all(done, None);
+            self.tell(effects.news);
             if !self.owes_wake {
                 break;
             }
@@ -285,8 +305,8 @@ impl Writer {
                     self.owes_wake = true;
                     self.wake();
                 }
-                self.hub.tell(effects.topics);
                 answer_all(done, None);
+                self.tell(effects.news);
                 self.look_ahead();
             }
             Err(error) => {
@@ -362,7 +382,7 @@ impl Writer {
     fn drain(&mut self, error: &Error) -> ! {
         empty_wal(&self.conn, error, || {
             self.waiting.poke();
-            for write in self.waiting.take((1, Duration::ZERO)).unwrap_or_default() {
+            for write in self.waiting.take().unwrap_or_default() {
                 write.answer(Err(error.clone()));
             }
         })
@@ -383,7 +403,7 @@ impl Writer {
 
     /// Checkpoints when the WAL has grown; insists on shrinking it when it is large, but never for long.
     fn checkpoint_if_large(&mut self) {
-        let size = u64::from(self.wal_pages.load(Ordering::Relaxed)) * WAL_PAGE_BYTES;
+        let size = self.wal_bytes.load(Ordering::Relaxed);
         let now = self.clock.now();
         if size < CHECKPOINT_BYTES || (self.checkpoint_at < NEVER && now < self.checkpoint_at) {
             if size < CHECKPOINT_BYTES {
@@ -397,7 +417,7 @@ impl Writer {
             // Everything is copied: the next commit starts the file over, and cuts it if it is long
             // (journal_size_limit).
             Ok((0, log, copied)) if log == copied => {
-                self.wal_pages.store(0, Ordering::Relaxed);
+                self.wal_bytes.store(0, Ordering::Relaxed);
                 self.checkpoint_at = NEVER;
             }
             Ok((_, log, copied)) => log::debug!("checkpoint mode={mode} pages={log} copied={copied}"),
@@ -429,6 +449,7 @@ const SWEEPS: usize = 3;
 impl Effects {
     fn merge(&mut self, other: Self) {
         self.wake |= other.wake;
-        self.topics.extend(other.topics);
+        self.news.topics.extend(other.news.topics);
+        self.news.lines.extend(other.news.lines);
     }
 }

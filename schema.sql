@@ -79,7 +79,7 @@ CREATE TABLE replaced_instances (
 
 -- Every run that was ever taken: placed, queued or rejected.
 CREATE TABLE runs (
-    arrival      INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival, given by the writer; never used twice (I7)
+    arrival      INTEGER PRIMARY KEY,       -- the order of arrival, given by the writer; never used twice (I7)
     run_id       TEXT NOT NULL UNIQUE,      -- ours begin with the time: rows that come together lie together
     state        TEXT NOT NULL CHECK
         (state = 'QUEUED' OR state = 'RUNNING' OR state = 'SUCCEEDED' OR state = 'FAILED' OR state = 'CANCELLED'),
@@ -207,9 +207,9 @@ CREATE INDEX lease_history_run ON lease_history (run_id, node_id);
 -- The runs that held a node, in the order of lists.
 CREATE INDEX lease_history_arrival ON lease_history (node_id, arrival);
 
--- What happened, in the transaction in which it happened. AUTOINCREMENT: an id is never used twice.
+-- What happened, in the transaction in which it happened.
 CREATE TABLE events (
-    id      INTEGER PRIMARY KEY AUTOINCREMENT,
+    id      INTEGER PRIMARY KEY,            -- given by the writer; never used twice
     at      INTEGER NOT NULL,
     event   TEXT NOT NULL,                  -- run.queued, step.claimed, node.silent, ...
     run_id  TEXT,
@@ -258,12 +258,14 @@ CREATE TABLE pruned_runs (
 -- Pruning: whose files are still there.
 CREATE INDEX pruned_runs_files ON pruned_runs (run_id) WHERE has_files = 1;
 
--- One row: up to which event the list may have gaps. Whoever resumes from before it has to look anew.
-CREATE TABLE pruned_events (
-    one  INTEGER PRIMARY KEY CHECK (one = 1),
-    last INTEGER NOT NULL
+-- One row: what numbers are never given again, whatever was pruned. (The writer gives them: AUTOINCREMENT would read and
+-- write a table of its own with each row.)
+CREATE TABLE pruned (
+    one          INTEGER PRIMARY KEY CHECK (one = 1),
+    last_event   INTEGER NOT NULL,          -- up to here events may have gaps: whoever resumes from before has to look anew
+    last_arrival INTEGER NOT NULL           -- the largest of a run that was pruned
 ) STRICT;
-INSERT INTO pruned_events (one, last) VALUES (1, 0);
+INSERT INTO pruned (one, last_event, last_arrival) VALUES (1, 0, 0);
 
 -- Idempotency keys with what their first use did, in the same transaction (I5). The primary key is the last guard
 -- against two effects. Nothing here says "in progress": a key is here, or its request did nothing.

@@ -47,7 +47,10 @@ pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
             Submitted::Placed(id) => (StatusCode::CREATED, id),
             Submitted::Queued(id) => (StatusCode::ACCEPTED, id),
         };
-        let view = views::run(tx.rows(), &id, tx.at())?;
+        let view = match status {
+            StatusCode::ACCEPTED => views::queued(tx.rows(), &submission, &id, tx.at())?,
+            _ => views::run(tx.rows(), &id, tx.at())?,
+        };
         let answer = reply::kept(status, &view, Some(address(id.as_str())));
         Ok(Effect { answer, changed: status != StatusCode::OK, run: Some(id) })
     })

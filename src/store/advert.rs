@@ -224,14 +224,14 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
         })?;
     let about = About::node(node);
     let Some(known) = known else {
-        tx.event("node.new", about, json!({"capabilities": advert.capabilities, "static": is_static}))?;
+        tx.event("node.new", about, &json!({"capabilities": advert.capabilities, "static": is_static}))?;
         tx.log(|| format!("node new node={node}"));
         tx.owe_wake();
         return Ok(true);
     };
     if is_back {
         let silent_ms = tx.now - known.last_seen;
-        tx.event("node.back", about, json!({"silent_seconds": silent_ms / 1000}))?;
+        tx.event("node.back", about, &json!({"silent_seconds": silent_ms / 1000}))?;
         tx.log(|| format!("node back after silence node={node}"));
         tx.owe_wake();
     }
@@ -239,12 +239,12 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
         clean::forget(tx, node)?;
     }
     if !same_ability {
-        tx.event("node.changed", about, json!({"capabilities": advert.capabilities}))?;
+        tx.event("node.changed", about, &json!({"capabilities": advert.capabilities}))?;
         tx.owe_wake();
     }
     if !same_drain {
         let data = json!({"by": "node", "mode": drain, "reason": reason});
-        tx.event(if drain.is_some() { "node.drained" } else { "node.undrained" }, about, data)?;
+        tx.event(if drain.is_some() { "node.drained" } else { "node.undrained" }, about, &data)?;
         if drain.is_none() {
             tx.owe_wake();
         }
@@ -269,7 +269,7 @@ fn replace(tx: &Tx, node: &NodeId, old: &str) -> Result<(), Error> {
                  (SELECT instance FROM replaced_instances WHERE node_id = ?1 ORDER BY replaced_at DESC, instance LIMIT ?2)",
         )?
         .execute((node.as_str(), REPLACED))?;
-    tx.event("node.restarted", About::node(node), Value::Object(serde_json::Map::new()))?;
+    tx.event("node.restarted", About::node(node), &Value::Object(serde_json::Map::new()))?;
     // Parked claims of the old life have to hear it.
     tx.tell(Topic::Node(node.clone()));
     tx.log(|| format!("node restarted node={node}"));

@@ -132,7 +132,7 @@ fn keep(tx: &Tx, key: &LogKey, path: &str, received: &Received) -> Result<i64, E
             |row| row.get(0),
         )?;
     let data = serde_json::json!({"path": path, "size": received.size, "attempt": key.attempt});
-    tx.event("step.artifact", About::step(&key.run, key.seq), data)?;
+    tx.event("step.artifact", About::step(&key.run, key.seq), &data)?;
     Ok(id)
 }
 

@@ -29,7 +29,7 @@ pub(super) fn offer(tx: &Tx, live: &mut Live, at: usize) -> Result<(), Error> {
     if let Some(node) = &step.node_id {
         tx.tell(Topic::Node(node.clone()));
     }
-    tx.event("step.ready", live.about(at), json!({"id": live.contract.steps[at].id}))
+    tx.event("step.ready", live.about(at), &json!({"id": live.contract.steps[at].id}))
 }
 
 /// Decides an acquisition: a value, never a failure, never waiting.
@@ -80,7 +80,7 @@ pub(super) fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquir
     failpoint!("acquire.after");
     place_steps(tx, live)?;
     let id = live.contract.steps[at].id.clone();
-    tx.event("step.acquired", live.about(at), json!({"id": id, "acquired": had}))
+    tx.event("step.acquired", live.about(at), &json!({"id": id, "acquired": had}))
 }
 
 pub(super) fn raise(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>) -> Result<(), Error> {
@@ -88,7 +88,7 @@ pub(super) fn raise(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<i64>
     live.begin(tx, at, StepEvent::Ask, &Set { deadline, ..Set::nothing() }, None)?;
     failpoint!("ask.after_raise");
     let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
-    tx.event("ask.raised", live.about(at), data)
+    tx.event("ask.raised", live.about(at), &data)
 }
 
 /// Opens a hold, unless one of the run's nodes is settling: then its agent may still be at work there.
@@ -109,7 +109,7 @@ pub(super) fn open_hold(tx: &Tx, live: &mut Live, at: usize, timeout_ms: Option<
         set_holder(tx, live, tx.after(tx.settings.hold_ttl_ms))?;
     }
     let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt, "by": live.run.principal});
-    tx.event("hold.opened", live.about(at), data)
+    tx.event("hold.opened", live.about(at), &data)
 }
 
 /// Writes to each run step the node that its role was given.
@@ -141,7 +141,7 @@ pub(super) fn claim(tx: &Tx, live: &mut Live, at: usize, instance: &str, nonce: 
     live.begin(tx, at, StepEvent::Claim, &set, Some(nonce))?;
     failpoint!("claim.after_step");
     let data = json!({"id": live.contract.steps[at].id, "attempt": live.steps[at].attempt});
-    tx.event("step.claimed", live.about(at), data)
+    tx.event("step.claimed", live.about(at), &data)
 }
 
 /// How long after a step's time-out the reaper waits for its agent to report it.

@@ -55,7 +55,7 @@ pub(super) fn begin(tx: &Tx, node: &NodeId, run: &RunId) -> Result<bool, Error> 
         return Ok(false);
     }
     failpoint!("clean.after_begin");
-    tx.event("node.cleaning", About::run(run).on(node), json!({}))?;
+    tx.event("node.cleaning", About::run(run).on(node), &json!({}))?;
     Ok(true)
 }
 
@@ -92,7 +92,7 @@ pub fn report(tx: &Tx, report: &Cleaned) -> Result<(), Error> {
     failpoint!("clean.after_failure");
     log::warn!("node not cleaned node={node} cause={failure:?}");
     tx.touch(node);
-    tx.event("node.drained", About::node(node), json!({"by": "node", "mode": "graceful", "reason": failure}))
+    tx.event("node.drained", About::node(node), &json!({"by": "node", "mode": "graceful", "reason": failure}))
 }
 
 /// An operator says that the node is clean, or that the agent shall try again. Returns whether anything changed.
@@ -118,7 +118,7 @@ pub fn settle(tx: &Tx, node: &NodeId, is_clean: bool, by: &str) -> Result<bool, 
                 .execute([node.as_str()])?;
             tx.touch(node);
             tx.tell(Topic::Node(node.clone()));
-            tx.event("node.undrained", About::node(node), json!({"by": by}))?;
+            tx.event("node.undrained", About::node(node), &json!({"by": by}))?;
         }
     }
     Ok(true)
@@ -135,5 +135,5 @@ fn end(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     failpoint!("clean.after_end");
     tx.touch(node);
     tx.owe_wake();
-    tx.event("node.cleaned", About::node(node), json!({"by": by}))
+    tx.event("node.cleaned", About::node(node), &json!({"by": by}))
 }

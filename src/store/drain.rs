@@ -32,7 +32,7 @@ pub fn drain(tx: &Tx, node: &NodeId, mode: DrainMode, reason: Option<&str>, by: 
         return Ok(false);
     }
     tx.touch(node);
-    tx.event("node.drained", About::node(node), json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
+    tx.event("node.drained", About::node(node), &json!({"by": by, "mode": mode.as_str(), "reason": reason}))?;
     tx.log(|| format!("node drained node={node} mode={} by={by:?}", mode.as_str()));
     progress::resume(tx, node)?;
     failpoint!("drain.after");
@@ -57,7 +57,7 @@ pub fn undrain(tx: &Tx, node: &NodeId, by: &str) -> Result<bool, Error> {
         return Ok(false);
     }
     tx.touch(node);
-    tx.event("node.undrained", About::node(node), json!({"by": by}))?;
+    tx.event("node.undrained", About::node(node), &json!({"by": by}))?;
     tx.log(|| format!("node undrained node={node} by={by:?}"));
     tx.owe_wake();
     progress::resume(tx, node)?;
@@ -91,7 +91,7 @@ pub fn remove(tx: &Tx, node: &NodeId, by: &str) -> Result<(), Error> {
     tx.conn.prepare_cached("DELETE FROM nodes WHERE node_id = ?1")?.execute([node.as_str()])?;
     tx.touch(node);
     tx.tell(Topic::Node(node.clone()));
-    tx.event("node.removed", About::node(node), json!({"by": by}))?;
+    tx.event("node.removed", About::node(node), &json!({"by": by}))?;
     failpoint!("remove.after");
     tx.log(|| format!("node removed node={node} by={by:?}"));
     Ok(())

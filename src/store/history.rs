@@ -94,7 +94,7 @@ fn run(tx: &Tx, id: &str, left: &mut usize) -> Result<(), Error> {
         "DELETE FROM lease_history WHERE id IN (SELECT id FROM lease_history WHERE run_id = ?1 LIMIT ?2)",
         // Those that were kept for its record, while it was open, after their time.
         "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE run_id = ?1
-             AND id <= (SELECT last FROM pruned_events) LIMIT ?2)",
+             AND id <= (SELECT last_event FROM pruned) LIMIT ?2)",
     ];
     for part in parts {
         let gone = tx.conn.prepare_cached(part)?.execute((id, limit(*left)))?;
@@ -104,10 +104,10 @@ fn run(tx: &Tx, id: &str, left: &mut usize) -> Result<(), Error> {
         }
     }
     // At most 500 steps: together with the row that says that the run is gone.
-    let (contract, ended_at): (String, Ms) = tx
+    let (arrival, contract, ended_at): (i64, String, Ms) = tx
         .conn
-        .prepare_cached("SELECT contract, ended_at FROM runs WHERE run_id = ?1")?
-        .query_row([id], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        .prepare_cached("SELECT arrival, contract, ended_at FROM runs WHERE run_id = ?1")?
+        .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     let mut gone = 0;
     for part in [
         "DELETE FROM steps WHERE run_id = ?1",
@@ -117,6 +117,7 @@ fn run(tx: &Tx, id: &str, left: &mut usize) -> Result<(), Error> {
         gone += tx.conn.prepare_cached(part)?.execute([id])?;
     }
     *left = left.saturating_sub(gone);
+    tx.conn.prepare_cached("UPDATE pruned SET last_arrival = max(last_arrival, ?1)")?.execute([arrival])?;
     tx.conn
         .prepare_cached(
             "INSERT INTO pruned_runs (run_id, contract_sha256, ended_at, pruned_at, has_files) VALUES (?1, ?2, ?3, ?4, 1)",
@@ -145,7 +146,7 @@ fn events(tx: &Tx, left: &mut usize) -> Result<(), Error> {
                  (SELECT 1 FROM records WHERE records.run_id = events.run_id AND sealed_at IS NULL)",
         )?
         .execute((from, last))?;
-    tx.conn.prepare_cached("UPDATE pruned_events SET last = ?1")?.execute([last])?;
+    tx.conn.prepare_cached("UPDATE pruned SET last_event = ?1")?.execute([last])?;
     *left -= due.len();
     Ok(())
 }
@@ -182,7 +183,7 @@ fn next(tx: &Tx) -> Result<Ms, Error> {
             settings.history_retention_ms,
         )?,
         first(
-            "SELECT at FROM events WHERE id > (SELECT last FROM pruned_events) ORDER BY id LIMIT 1",
+            "SELECT at FROM events WHERE id > (SELECT last_event FROM pruned) ORDER BY id LIMIT 1",
             settings.events_retention_ms,
         )?,
         first(
@@ -205,7 +206,7 @@ fn limit(left: usize) -> i64 {
 
 /// Returns up to which event the list may have gaps.
 pub(super) fn pruned_to(conn: &Connection) -> Result<i64, Error> {
-    Ok(conn.prepare_cached("SELECT last FROM pruned_events")?.query_row([], |row| row.get(0))?)
+    Ok(conn.prepare_cached("SELECT last_event FROM pruned")?.query_row([], |row| row.get(0))?)
 }
 
 /// Says whether there was a run of this id that was pruned.

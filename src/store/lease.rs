@@ -50,7 +50,7 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
         .execute(named_params! { ":node": node.as_str(), ":run": run.run_id.as_str(), ":now": tx.now })?;
     failpoint!("lease.after_grant");
     tx.touch(node);
-    tx.event("node.leased", About::run(&run.run_id).on(node), json!({}))?;
+    tx.event("node.leased", About::run(&run.run_id).on(node), &json!({}))?;
     Ok(Ok(()))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn end(tx: &Tx, run: &RunId, node: &NodeId, why: &str) -> Result<(), 
     failpoint!("lease.after_end");
     tx.touch(node);
     tx.tell(Topic::Node(node.clone()));
-    tx.event("node.freed", About::run(run).on(node), json!({"why": why}))?;
+    tx.event("node.freed", About::run(run).on(node), &json!({"why": why}))?;
     // Nobody can have it before it is clean: then that is what wakes the queue.
     if !clean::begin(tx, node, run)? {
         tx.freed(node);

@@ -41,7 +41,7 @@ pub(super) fn start(tx: &Tx, live: &mut Live) -> Result<Result<(), lease::Taken>
     }
     failpoint!("start.after_leases");
     place_steps(tx, live)?;
-    tx.event("run.started", About::run(&live.run.run_id), json!({"assigned": live.run.assigned}))?;
+    tx.event("run.started", About::run(&live.run.run_id), &json!({"assigned": live.run.assigned}))?;
     advance(tx, live)?;
     Ok(Ok(()))
 }
@@ -53,7 +53,7 @@ pub(super) fn advance(tx: &Tx, live: &mut Live) -> Result<(), Error> {
     loop {
         for at in plan::to_skip(&live.contract, &live.progress()) {
             live.step(tx, at, StepEvent::Skip, &Set::nothing())?;
-            tx.event("step.skipped", live.about(at), json!({"id": live.contract.steps[at].id}))?;
+            tx.event("step.skipped", live.about(at), &json!({"id": live.contract.steps[at].id}))?;
         }
         if stopping_by.is_some() {
             break;
@@ -185,7 +185,7 @@ pub(super) fn fail(tx: &Tx, live: &mut Live, at: usize, result: &Value, why: &st
         close_hold(tx, live, at)?;
         failpoint!("rollback.after");
         let data = json!({"id": live.contract.steps[at].id, "attempt": attempt, "result": result});
-        tx.event("step.rolled-back", live.about(at), data)?;
+        tx.event("step.rolled-back", live.about(at), &data)?;
         if let Some(node) = &live.steps[at].node_id {
             // If the reaper took it away, its agent has to hear it.
             tx.tell(Topic::Node(node.clone()));
@@ -230,7 +230,7 @@ fn tell_end(tx: &Tx, live: &Live, at: usize, how: &str, attempt: i64, result: &V
     if let Some(node) = &live.steps[at].node_id {
         tx.tell(Topic::Node(node.clone()));
     }
-    tx.event(&event, live.about(at), json!({"id": own.id, "attempt": attempt, "result": result}))
+    tx.event(&event, live.about(at), &json!({"id": own.id, "attempt": attempt, "result": result}))
 }
 
 /// Gives back the nodes whose roles have all been released.

@@ -168,7 +168,7 @@ fn fall_silent(tx: &Tx, node: &NodeId) -> Result<(), Error> {
     tx.conn.prepare_cached("UPDATE nodes SET silent = 1 WHERE node_id = ?1")?.execute([node.as_str()])?;
     tx.touch(node);
     log::warn!("node silent node={node}");
-    tx.event("node.silent", About::node(node), json!({}))
+    tx.event("node.silent", About::node(node), &json!({}))
 }
 
 fn settle(tx: &Tx, node: &NodeId) -> Result<(), Error> {

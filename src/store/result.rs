@@ -227,7 +227,7 @@ fn stale(tx: &Tx, report: &Report, step: &StepFound) -> Result<Reported, Error> 
     };
     let outcome: Value = serde_json::from_str(&canonical(report)).map(|mut v: Value| v["outcome"].take())?;
     let data = json!({"by": who, "attempt": report.attempt, "report": outcome});
-    tx.event("step.late-report", About::step(&report.run, report.seq), data)?;
+    tx.event("step.late-report", About::step(&report.run, report.seq), &data)?;
     tx.log(|| format!("late report run={} step={} by={who:?} attempt={}", report.run, report.seq, report.attempt));
     let detail = format!(
         "step {} of run {} is {} in attempt {}, and not in the hands of who reports attempt {} of it",

@@ -205,38 +205,54 @@ pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error>
     lease::end_all(tx, run, verdict.kind.as_str())?;
     failpoint!("run.after_leases");
     tx.conn.prepare_cached("UPDATE records SET owed = 1 WHERE run_id = ?1")?.execute([id.as_str()])?;
-    let unfinished = "run_id = :run AND (state = 'PENDING' OR state = 'CLAIMED' OR state = 'ASKED')";
-    tx.conn
-        .prepare_cached(&format!(
-            "UPDATE attempts SET ended_at = :now WHERE run_id = :run AND ended_at IS NULL
-             AND seq IN (SELECT seq FROM steps WHERE {unfinished})"
-        ))?
-        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
-    tx.conn
-        .prepare_cached(&format!(
-            "INSERT INTO events (at, event, run_id, seq, node_id, data)
-             SELECT :now, 'step.cancelled', run_id, seq, node_id, json_object('id', id, 'attempt', attempt)
-             FROM steps WHERE {unfinished} ORDER BY seq"
-        ))?
-        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
-    tx.conn
-        .prepare_cached(&format!(
-            "UPDATE steps SET state = 'CANCELLED', ready = 0, ended_at = :now, deadline = 9007199254740991
-             WHERE {unfinished}"
-        ))?
-        .execute(named_params! { ":run": id.as_str(), ":now": tx.now })?;
+    cancel_steps(tx, id)?;
     failpoint!("run.after_steps");
     request::release(tx, id)?;
     let to = run.state.next(event)?;
     if verdict.kind == VerdictKind::NodeLost {
         let node = verdict.node.as_deref().map(NodeId::from_stored);
         let about = node.as_ref().map_or(About::run(id), |node| About::run(id).on(node));
-        tx.event("node.lost", about, json!({"detail": verdict.detail}))?;
+        tx.event("node.lost", about, &json!({"detail": verdict.detail}))?;
     }
-    tx.event("run.ended", About::run(id), json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
+    tx.event("run.ended", About::run(id), &json!({"state": to.as_str(), "verdict": verdict_json(verdict)}))?;
     tx.tell(Topic::Log(id.clone()));
     tx.tell(Topic::Records);
     tx.log(|| format!("run ended run={id} state={to} verdict={} detail={:?}", verdict.kind.as_str(), verdict.detail));
+    Ok(())
+}
+
+/// Ends the steps of a run that are not over.
+fn cancel_steps(tx: &Tx, run: &RunId) -> Result<(), Error> {
+    let unfinished = "run_id = :run AND (state = 'PENDING' OR state = 'CLAIMED' OR state = 'ASKED')";
+    let steps: Vec<(i64, Option<String>, String, i64)> = {
+        let mut statement = tx
+            .conn
+            .prepare_cached(&format!("SELECT seq, node_id, id, attempt FROM steps WHERE {unfinished} ORDER BY seq"))?;
+        let rows = statement.query_map(named_params! { ":run": run.as_str() }, |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })?;
+        rows.collect::<Result<_, _>>()?
+    };
+    if steps.is_empty() {
+        return Ok(());
+    }
+    tx.conn
+        .prepare_cached(&format!(
+            "UPDATE attempts SET ended_at = :now WHERE run_id = :run AND ended_at IS NULL
+             AND seq IN (SELECT seq FROM steps WHERE {unfinished})"
+        ))?
+        .execute(named_params! { ":run": run.as_str(), ":now": tx.now })?;
+    tx.conn
+        .prepare_cached(&format!(
+            "UPDATE steps SET state = 'CANCELLED', ready = 0, ended_at = :now, deadline = 9007199254740991
+             WHERE {unfinished}"
+        ))?
+        .execute(named_params! { ":run": run.as_str(), ":now": tx.now })?;
+    for (seq, node, id, attempt) in steps {
+        let node = node.map(NodeId::from_stored);
+        let about = About { run: Some(run), seq: Some(seq), node: node.as_ref() };
+        tx.event("step.cancelled", about, &json!({"id": id, "attempt": attempt}))?;
+    }
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use super::queue::Place;
 use super::runs::{self, Assigned};
 use super::tx::{About, Tx};
 use super::{Error, NEVER, history, lease};
-use crate::domain::contract::{Contract, Kind};
+use crate::domain::contract::{Contract, Kind, Step};
 use crate::domain::ids::RunId;
 use crate::domain::json::Json;
 use crate::domain::matching::{self, Node, Reject, Requirement};
@@ -35,6 +35,8 @@ pub struct Submission {
     pub contract: Contract,
     /// The canonical form of the body as received: what "same contract" compares, and what is stored.
     pub canonical: String,
+    /// Of that, what it requires.
+    pub requires: String,
     /// Whether only to say what would be.
     pub dry_run: bool,
 }
@@ -42,7 +44,17 @@ pub struct Submission {
 impl Submission {
     /// Makes a submission of a body that was checked.
     pub fn new(principal: &str, contract: Contract, body: &Json, dry_run: bool) -> Self {
-        Self { principal: principal.to_owned(), contract, canonical: body.canonical(), dry_run }
+        let requires = match body {
+            Json::Object(fields) => fields.get("requires").map(Json::canonical),
+            _ => None,
+        };
+        Self {
+            principal: principal.to_owned(),
+            contract,
+            canonical: body.canonical(),
+            requires: requires.unwrap_or_else(|| "[]".to_owned()),
+            dry_run,
+        }
     }
 }
 
@@ -175,16 +187,16 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     let verdict = reject
         .map(|reject| runs::verdict_json(&runs::verdict(VerdictKind::Rejected, reject.detail.clone())).to_string());
     let limit = contract.limit_ms.unwrap_or(tx.settings.run_limit_ms);
-    let shape = shape(&contract.requires);
+    let (arrival, shape) = (tx.next_arrival()?, shape(&contract.requires));
     tx.conn
         .prepare_cached(
-            "INSERT INTO runs (run_id, state, principal, name, work, priority, contract, shape, assigned, reject, verdict,
+            "INSERT INTO runs (arrival, run_id, state, principal, name, work, priority, contract, shape, assigned, reject, verdict,
                  created_at, started_at, ended_at, queue_until, ends_by, holder_until)
-             VALUES (:run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject, :verdict,
+             VALUES (:arrival, :run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject, :verdict,
                  :now, :started, :ended, :queue_until, :ends_by, :holder_until)",
         )?
         .execute(named_params! {
-            ":run": id.as_str(), ":state": state.as_str(), ":principal": submission.principal,
+            ":arrival": arrival, ":run": id.as_str(), ":state": state.as_str(), ":principal": submission.principal,
             ":name": contract.name, ":work": contract.work, ":priority": contract.priority,
             ":contract": submission.canonical, ":shape": shape, ":assigned": assigned,
             ":reject": reject.map(serde_json::to_string).transpose()?, ":verdict": verdict, ":now": tx.now,
@@ -194,7 +206,6 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
             ":holder_until": if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER },
         })?;
-    let arrival = tx.conn.last_insert_rowid();
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
     failpoint!("submit.after_steps");
@@ -203,22 +214,22 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
         tx.now,
         state.is_terminal(),
     ))?;
-    let about = || json!({"name": contract.name, "work": contract.work, "by": submission.principal});
-    tx.event("run.submitted", About::run(id), about())?;
+    let about = json!({"name": contract.name, "work": contract.work, "by": submission.principal});
+    tx.event("run.submitted", About::run(id), &about)?;
     match new {
         New::Placed(_) => {}
         New::Queued => {
             let place = Place { priority: Reverse(contract.priority), arrival };
             tx.memory.queue.borrow_mut().add(shape, &contract.requires, place)?;
             runs::join_queue(tx, &submission.principal, contract.priority)?;
-            tx.event("run.queued", About::run(id), about())?;
+            tx.event("run.queued", About::run(id), &about)?;
             failpoint!("queue.after_rows");
             tx.log(|| format!("run queued run={id} principal={}", submission.principal));
         }
         New::Rejected(reject) => {
             let verdict = runs::verdict(VerdictKind::Rejected, reject.detail.clone());
             let data = json!({"state": state.as_str(), "verdict": runs::verdict_json(&verdict)});
-            tx.event("run.ended", About::run(id), data)?;
+            tx.event("run.ended", About::run(id), &data)?;
             tx.tell(Topic::Records);
             failpoint!("reject.after_rows");
             tx.log(|| format!("run rejected run={id} code={} detail={:?}", reject.code, reject.detail));
@@ -237,17 +248,25 @@ fn insert_steps(tx: &Tx, contract: &Contract, id: &RunId, state: RunState) -> Re
          VALUES (:run, :seq, :id, :kind, :uses, :needs, :state, :ended)",
     )?;
     for (at, step) in contract.steps.iter().enumerate() {
-        let needs: Vec<&str> = step.needs.iter().map(|&need| contract.steps[need].id.as_str()).collect();
-        let uses = match &step.kind {
-            Kind::Run(command) => Some(command.uses.to_string()),
-            Kind::Ask(_) | Kind::Acquire(_) | Kind::Hold { .. } => None,
-        };
         statement.execute(named_params! {
-            ":run": id.as_str(), ":seq": seq(at), ":id": step.id, ":kind": step.kind.name(), ":uses": uses,
-            ":needs": serde_json::to_string(&needs)?, ":state": step_state, ":ended": ended,
+            ":run": id.as_str(), ":seq": seq(at), ":id": step.id, ":kind": step.kind.name(), ":uses": role(step),
+            ":needs": serde_json::to_string(&needs(contract, step))?, ":state": step_state, ":ended": ended,
         })?;
     }
     Ok(())
+}
+
+/// Returns the ids of the steps that `step` waits for.
+pub(super) fn needs<'a>(contract: &'a Contract, step: &Step) -> Vec<&'a str> {
+    step.needs.iter().map(|&need| contract.steps[need].id.as_str()).collect()
+}
+
+/// Returns the role that a command runs on.
+pub(super) fn role(step: &Step) -> Option<String> {
+    match &step.kind {
+        Kind::Run(command) => Some(command.uses.to_string()),
+        Kind::Ask(_) | Kind::Acquire(_) | Kind::Hold { .. } => None,
+    }
 }
 
 /// Returns the shape of a requirement: runs of one shape fit, or do not fit, the same nodes. Role names do not

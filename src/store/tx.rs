@@ -44,8 +44,44 @@ pub(super) struct Memory {
     /// When to look next whether something of history is to be pruned: at once after a start.
     pub(super) prune_at: Cell<Ms>,
     pub(super) run_ids: RunIds,
+    pub(super) numbers: Cell<Option<Numbers>>,
     /// Whether the daemon is stopping: a sweep is not begun further.
     pub(super) stopping: Arc<AtomicBool>,
+}
+
+/// The numbers that were given last. They follow from the rows, and from what `pruned` keeps of rows that are gone: so none
+/// is given twice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    event: i64,
+    arrival: i64,
+}
+
+impl Memory {
+    /// Forgets everything that somebody else may have changed.
+    pub(super) fn forget(&self) {
+        self.fleet.borrow_mut().forget();
+        self.queue.borrow_mut().forget();
+        self.numbers.set(None);
+    }
+
+    /// Gives the next number that `of` points to.
+    fn next_number(&self, conn: &Connection, of: fn(&mut Numbers) -> &mut i64) -> Result<i64, Error> {
+        let mut numbers = match self.numbers.get() {
+            Some(numbers) => numbers,
+            None => conn
+                .prepare_cached(
+                    "SELECT max(last_event, coalesce((SELECT max(id) FROM events), 0)),
+                         max(last_arrival, coalesce((SELECT max(arrival) FROM runs), 0)) FROM pruned",
+                )?
+                .query_row([], |row| Ok(Numbers { event: row.get(0)?, arrival: row.get(1)? }))?,
+        };
+        let number = of(&mut numbers);
+        *number += 1;
+        let given = *number;
+        self.numbers.set(Some(numbers));
+        Ok(given)
+    }
 }
 
 /// What a write does besides its rows; it counts once the write is kept.
@@ -88,9 +124,11 @@ impl<'a> Tx<'a> {
             let Effects { wake, news, freed, touched } = &*self.effects.borrow();
             (*wake, news.topics.len(), news.lines.len(), freed.len(), touched.len())
         };
+        let numbers = self.memory.numbers.get();
         self.conn.prepare_cached("SAVEPOINT part")?.execute([])?;
         let outcome = part();
         if outcome.is_err() {
+            self.memory.numbers.set(numbers);
             let mut effects = self.effects.borrow_mut();
             effects.wake = wake;
             effects.news.topics.truncate(topics);
@@ -152,6 +190,11 @@ impl<'a> Tx<'a> {
         Ok(self.memory.fleet.borrow())
     }
 
+    /// Gives a new run its place in the order of arrival (I7).
+    pub(super) fn next_arrival(&self) -> Result<i64, Error> {
+        self.memory.next_number(self.conn, |numbers| &mut numbers.arrival)
+    }
+
     /// Returns the contract of a run, of which `text` was read.
     pub(super) fn contract(&self, run: &RunId, text: &str) -> Result<Arc<Contract>, Error> {
         self.memory.contracts.borrow_mut().get(run, text)
@@ -175,7 +218,7 @@ impl<'a> Tx<'a> {
 
     /// Writes an event in this transaction; its followers see it after the commit. What happens to a node is part of
     /// the story of the run that holds it: so a drain of it is in that run's record.
-    pub(super) fn event(&self, event: &str, about: About, data: Value) -> Result<(), Error> {
+    pub(super) fn event(&self, event: &str, about: About, data: &Value) -> Result<(), Error> {
         let holder = match (about.run, about.node) {
             (None, Some(node)) => super::runs::holding(self, node)?,
             _ => None,
@@ -185,18 +228,18 @@ impl<'a> Tx<'a> {
         let node = about.node.map(NodeId::as_str);
         self.conn
             .prepare_cached(
-                "INSERT INTO events (at, event, run_id, seq, node_id, data)
-                 VALUES (:at, :event, :run, :seq, :node, :data)",
+                "INSERT INTO events (id, at, event, run_id, seq, node_id, data)
+                 VALUES (:id, :at, :event, :run, :seq, :node, :data)",
             )?
             .execute(named_params! {
-                ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
+                ":id": self.memory.next_number(self.conn, |numbers| &mut numbers.event)?, ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
                 ":data": data.to_string(),
             })?;
         if let Some(run) = about.run {
             self.tell(Topic::Run(run.clone()));
         }
         self.tell(Topic::Events);
-        super::outbox::enqueue(self, event, about, &data)
+        super::outbox::enqueue(self, event, about, data)
     }
 
     /// Returns `now + ms`, at most [`NEVER`].

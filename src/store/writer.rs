@@ -349,8 +349,7 @@ impl Writer {
         if version != self.data_version {
             // Another connection has written: nothing that was remembered is trusted.
             self.data_version = version;
-            self.memory.fleet.borrow_mut().forget();
-            self.memory.queue.borrow_mut().forget();
+            self.memory.forget();
         }
         Ok(())
     }
@@ -369,6 +368,7 @@ impl Writer {
             }
         }
         self.memory.fleet.borrow_mut().forget();
+        self.memory.numbers.set(None);
         self.health.note(error);
         for write in writes {
             write.answer(Err(error.clone()));

@@ -144,7 +144,7 @@ fn a_resume_from_too_long_ago_is_told() {
     let daemon = board();
     let run = churn(&daemon, 3, "x").remove(2);
     let outside = Connection::open(daemon.dir.path().join(DATABASE)).expect("the database");
-    outside.execute_batch("DELETE FROM events WHERE id < 10; UPDATE pruned_events SET last = 9").expect("they go");
+    outside.execute_batch("DELETE FROM events WHERE id < 10; UPDATE pruned SET last_event = 9").expect("they go");
     let kept = stored(&outside, None);
     assert_eq!(kept[0].0, 10);
     for after in [1, 5, 1_000_000] {

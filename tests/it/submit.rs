@@ -394,6 +394,37 @@ fn a_run_that_fits_is_placed_at_once() {
     assert_eq!((lab.holder("b1"), lab.holder("h1")), (Some(id_of(&run)), Some(id_of(&run))));
 }
 
+/// The answer to a submission that is queued is made without reading the run back.
+#[test]
+fn a_queued_run_is_answered_as_it_is_shown() {
+    let lab = Lab::new();
+    lab.node("b1", &["board"]);
+    lab.node("b2", &["meter"]);
+    lab.placed(&one_step());
+    let role = json!({"as": "dut", "capability": "board", "attrs": {"node": "b1"}});
+    let all = on_board(json!([
+        {"id": "q", "ask": {"prompt": "\u{201e}ja\u{201c}?", "timeout_seconds": 60}, "needs": []},
+        {"id": "h", "hold": {}, "needs": []},
+        {"id": "get", "acquire": {"want": {"as": "m", "capability": "meter"}, "acquired": "use", "unavailable": "not"}},
+        {"id": "use", "uses": "m", "run": ["true"], "release": ["m"]},
+        {"id": "not", "uses": "dut.0", "run": ["true"], "needs": ["get"]},
+        {"id": "end", "uses": "dut", "run": ["true"], "needs": ["q", "not", "use"]},
+    ]));
+    for contract in [
+        one_step(),
+        all.clone(),
+        with(with(all, "attended", json!(true)), "queue_timeout_seconds", json!(60)),
+        with(with(one_step(), "priority", json!(7)), "run_id", json!("mine")),
+        with(with(one_step(), "priority", json!(-7)), "limit_seconds", json!(9)),
+        with(with(one_step(), "name", json!("n\u{e4}chtlich \"1\"")), "work", json!("bug/7")),
+        with(with(one_step(), "requires", json!([role])), "distinct_nodes", json!(false)),
+        one_step(),
+    ] {
+        let answered = lab.submit(&contract).expect(202);
+        assert_eq!(answered, lab.run(&id_of(&answered)), "{contract}");
+    }
+}
+
 /// 202: the run and its steps, and nothing held (I4).
 #[test]
 fn a_run_whose_nodes_are_taken_draining_or_silent_is_queued() {

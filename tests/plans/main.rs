@@ -21,7 +21,7 @@ use support::{Lab, on_board, one_step, requires, step, with};
 const EXCUSED: &[(&str, &str)] = &[
     // Tables of few rows: nodes, tokens, boot, those that wait by principal and priority; leases of all nodes.
     ("SCAN boot", "one row"),
-    ("SCAN pruned_events", "one row"),
+    ("SCAN pruned", "one row"),
     ("SCAN tokens", "a few, at the start"),
     ("SCAN nodes", "all nodes are wanted"),
     ("SCAN leases", "at most one a node"),

@@ -16,7 +16,7 @@ pub use events::{EventView, event_range, events};
 pub use nodes::{
     CapabilityView, DrainView, HolderView, LeaseView, NodeStory, NodeView, capabilities, node, node_story, nodes,
 };
-pub use runs::{QueueView, RunFilter, RunView, StepView, run, runs, state};
+pub use runs::{QueueView, RunFilter, RunView, StepView, queued, run, runs, state};
 pub use why::{RoleView, WhyNodeView, WhyView, why};
 
 use crate::clock::{Ms, rfc3339};

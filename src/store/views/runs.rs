@@ -2,13 +2,15 @@
 
 use rusqlite::{Connection, OptionalExtension as _, Row, ToSql};
 use serde::Serialize;
-use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::{At, Page, cut};
 use crate::clock::Ms;
 use crate::domain::ids::RunId;
 use crate::domain::run::RunState;
+use crate::domain::step::StepState;
+use crate::store::live::seq;
+use crate::store::submit::{Submission, needs, role};
 use crate::store::{Error, history};
 
 /// A run as it is shown.
@@ -35,17 +37,18 @@ pub struct RunView {
     /// When its time limit ends it; null while it waits.
     pub ends_by: Option<String>,
     /// What the contract requires, as received.
-    pub requires: Value,
+    pub requires: Box<RawValue>,
     /// The roles with the nodes they were given; released ones stay.
     pub assigned: Box<RawValue>,
     /// Why no known nodes could ever do it.
-    pub reject: Option<Value>,
+    pub reject: Option<Box<RawValue>>,
     /// How it ended.
-    pub verdict: Option<Value>,
+    pub verdict: Option<Box<RawValue>>,
     /// Its place in the queue, counted from 1; null when it does not wait.
     pub queue: Option<QueueView>,
     /// Its steps, in order.
     pub steps: Vec<StepView>,
+    /// Its place in lists; not of one that was queued just now.
     #[serde(skip)]
     pub(super) arrival: i64,
 }
@@ -75,13 +78,13 @@ pub struct StepView {
     /// Counted from 1; a loop adds to it.
     pub attempt: i64,
     /// The ids of the steps it waits for.
-    pub needs: Value,
+    pub needs: Box<RawValue>,
     /// When the attempt began.
     pub started_at: Option<String>,
     /// When it ended.
     pub ended_at: Option<String>,
     /// What came of it.
-    pub result: Option<Value>,
+    pub result: Option<Box<RawValue>>,
 }
 
 /// Which runs a list is to hold.
@@ -114,6 +117,49 @@ pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
     view.steps = steps(conn, &view.run_id, at)?;
     place(conn, std::slice::from_mut(&mut view))?;
     Ok(view)
+}
+
+/// Returns a run that was queued in this transaction, as [`run`] would: what has only just been written is not read back.
+///
+/// # Errors
+/// Only the database's.
+pub fn queued(conn: &Connection, submission: &Submission, id: &RunId, at: At) -> Result<RunView, Error> {
+    let contract = &submission.contract;
+    let steps = contract.steps.iter().enumerate().map(|(index, step)| {
+        Ok(StepView {
+            seq: seq(index),
+            id: step.id.clone(),
+            kind: step.kind.name().to_owned(),
+            uses: role(step),
+            state: StepState::Pending.as_str().to_owned(),
+            node_id: None,
+            attempt: 1,
+            needs: to_raw_value(&needs(contract, step))?,
+            started_at: None,
+            ended_at: None,
+            result: None,
+        })
+    });
+    Ok(RunView {
+        arrival: 0,
+        run_id: id.as_str().to_owned(),
+        name: contract.name.clone(),
+        state: RunState::Queued.as_str().to_owned(),
+        principal: submission.principal.clone(),
+        work: contract.work.clone(),
+        priority: contract.priority,
+        created_at: at.show(at.now),
+        started_at: None,
+        ended_at: None,
+        ends_by: None,
+        requires: RawValue::from_string(submission.requires.clone())?,
+        assigned: empty_list(),
+        reject: None,
+        verdict: None,
+        // Nobody of its priority has come later.
+        queue: Some(QueueView { position: waiting(conn, contract.priority)? }),
+        steps: steps.collect::<Result<_, Error>>()?,
+    })
 }
 
 /// Returns a run's state alone.
@@ -237,7 +283,7 @@ fn read(row: &Row, at: At) -> rusqlite::Result<RunView> {
         started_at: show(at, row.get(8)?),
         ended_at: show(at, row.get(9)?),
         ends_by: at.show_deadline(ends_by),
-        requires: stored(row.get::<_, Option<String>>(11)?).unwrap_or_else(|| json!([])),
+        requires: stored(row.get(11)?).unwrap_or_else(empty_list),
         assigned: RawValue::from_string(row.get(12)?).unwrap_or_else(|_| empty_list()),
         reject: stored(row.get(13)?),
         verdict: stored(row.get(14)?),
@@ -251,22 +297,22 @@ fn empty_list() -> Box<RawValue> {
 }
 
 /// Reads a JSON column. One that is not JSON any more is shown as a text: looking must not fail for it.
-fn stored(text: Option<String>) -> Option<Value> {
-    text.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text)))
+fn stored(text: Option<String>) -> Option<Box<RawValue>> {
+    text.map(|text| serde_json::from_str(&text).unwrap_or_else(|_| to_raw_value(&text).expect("a text is JSON")))
 }
 
 /// Finds the places of those that wait: one look for the last of a priority, one walk for all others of it.
 fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
-    let mut waiting: Vec<&mut RunView> =
+    let mut queued: Vec<&mut RunView> =
         views.iter_mut().filter(|view| view.state == RunState::Queued.as_str()).collect();
-    waiting.sort_by_key(|view| (view.priority, view.arrival));
+    queued.sort_by_key(|view| (view.priority, view.arrival));
     let mut last: Option<(i64, i64, i64)> = None;
-    for view in waiting {
+    for view in queued {
         let (priority, arrival) = (view.priority, view.arrival);
         let position = match last {
             Some((same, before, position)) if same == priority => position + between(conn, priority, before, arrival)?,
-            _ if is_last(conn, priority, arrival)? => queued(conn, priority)?,
-            _ => queued(conn, priority + 1)? + between(conn, priority, 0, arrival)?,
+            _ if is_last(conn, priority, arrival)? => waiting(conn, priority)?,
+            _ => waiting(conn, priority + 1)? + between(conn, priority, 0, arrival)?,
         };
         view.queue = Some(QueueView { position });
         last = Some((priority, arrival, position));
@@ -275,7 +321,7 @@ fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
 }
 
 /// Counts the waiting runs of `priority` or higher.
-fn queued(conn: &Connection, priority: i64) -> Result<i64, Error> {
+fn waiting(conn: &Connection, priority: i64) -> Result<i64, Error> {
     let mut statement = conn.prepare_cached("SELECT coalesce(sum(runs), 0) FROM waiting WHERE priority >= ?1")?;
     Ok(statement.query_row([priority], |row| row.get(0))?)
 }
@@ -310,7 +356,7 @@ fn steps(conn: &Connection, run: &str, at: At) -> Result<Vec<StepView>, Error> {
             state: row.get(4)?,
             node_id: row.get(5)?,
             attempt: row.get(6)?,
-            needs: stored(row.get::<_, Option<String>>(7)?).unwrap_or_else(|| json!([])),
+            needs: stored(row.get(7)?).unwrap_or_else(empty_list),
             started_at: row.get::<_, Option<Ms>>(8)?.map(|time| at.show(time)),
             ended_at: row.get::<_, Option<Ms>>(9)?.map(|time| at.show(time)),
             result: stored(row.get(10)?),

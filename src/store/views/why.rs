@@ -74,7 +74,9 @@ pub fn why(conn: &Connection, id: &RunId, settings: &Settings, at: At) -> Result
         Some(RunState::Queued) => waiting(conn, &run, settings, at),
         Some(RunState::Running) => Ok(plain("running", running(conn, &run, at)?)),
         _ => {
-            let text = |name: &str| run.verdict.as_ref().and_then(|v| v[name].as_str()).unwrap_or_default().to_owned();
+            let verdict: serde_json::Value =
+                run.verdict.as_ref().and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+            let text = |name: &str| verdict[name].as_str().unwrap_or_default().to_owned();
             Ok(plain(&text("kind"), text("detail")))
         }
     }

@@ -23,7 +23,10 @@ pub fn measure(bench: &Bench, table: &mut Table) {
         for _ in 0..bench.effort.rounds {
             let (own, other) = (Server::daemon(How::default()), Server::ceiling(How::default()));
             let (steps, calls) = bench.rt.block_on(async {
+                let before = own.cpu();
                 let steps = work(&own.peer, nodes, time, one_call).await;
+                let each = (own.cpu() - before).as_micros() as f64 / (steps * time.as_secs_f64() * 1.15);
+                eprintln!("  processor time a step, what it is queued with included, about: {each:.0} us");
                 (steps, load(&other.peer, nodes, time, &shot).await.per_second)
             });
             pairs.push(steps, calls / 2.0);

@@ -89,6 +89,7 @@ fn main() {
     let only = set("ONLY").or_else(|| args.first().cloned()).unwrap_or_default();
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     mediator::http::raise_descriptor_limit();
+    let _cleaner = server::Cleaner;
     let bench = Bench { rt, effort, slow: server::SlowFlush::build(), many_shapes: OnceCell::new() };
     let mut table = Table::default();
     let began = std::time::Instant::now();

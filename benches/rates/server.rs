@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hyper::header::HeaderValue;
@@ -112,6 +113,21 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
+        LEFT.lock().expect("no holder panics").extend(self.folder.take());
+    }
+}
+
+/// The folders of servers that have ended.
+static LEFT: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
+
+/// Removes the folders that were used, when everything is measured. Not sooner: for minutes after thousands of files were
+/// removed, ext4 searches long for room for each new one, and so a daemon that seals records would pay for the round
+/// before.
+pub struct Cleaner;
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        LEFT.lock().expect("no holder panics").clear();
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Submission {
     pub canonical: String,
     /// Of that, what it requires.
     pub requires: String,
+    /// The shape of that.
+    shape: i64,
     /// Whether only to say what would be.
     pub dry_run: bool,
 }
@@ -50,6 +52,7 @@ impl Submission {
         };
         Self {
             principal: principal.to_owned(),
+            shape: shape(&contract.requires),
             contract,
             canonical: body.canonical(),
             requires: requires.unwrap_or_else(|| "[]".to_owned()),
@@ -187,7 +190,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     let verdict = reject
         .map(|reject| runs::verdict_json(&runs::verdict(VerdictKind::Rejected, reject.detail.clone())).to_string());
     let limit = contract.limit_ms.unwrap_or(tx.settings.run_limit_ms);
-    let (arrival, shape) = (tx.next_arrival()?, shape(&contract.requires));
+    let (arrival, shape) = (tx.next_arrival()?, submission.shape);
     tx.conn
         .prepare_cached(
             "INSERT INTO runs (arrival, run_id, state, principal, name, work, priority, contract, shape, assigned, reject, verdict,

@@ -56,7 +56,7 @@ pub(super) struct Writer {
     /// When a checkpoint is to be tried again.
     pub(super) checkpoint_at: Ms,
     pub(super) pace: Pace,
-    /// When to look whether the rows have something due, and, after a failure, not before.
+    /// When the rows have something due, and, after a failure, when not to look before.
     pub(super) due_at: Ms,
     pub(super) not_before: Ms,
 }
@@ -99,8 +99,6 @@ impl Writer {
                     ahead = None;
                     self.reap();
                 }
-            } else if taken > 0 {
-                self.look_ahead();
             }
             self.checkpoint_if_large();
         }
@@ -300,6 +298,7 @@ impl Writer {
             Ok((effects, failed)) => {
                 if failed {
                     self.not_before = self.clock.now() + RETRY_MS;
+                    self.due_at = self.due_at.max(self.not_before);
                 }
                 if effects.wake {
                     self.owes_wake = true;
@@ -307,24 +306,12 @@ impl Writer {
                 }
                 answer_all(done, None);
                 self.tell(effects.news);
-                self.look_ahead();
             }
             Err(error) => {
                 log::error!("cannot reap what is due cause={error}");
                 self.rolled_back(&error, done.into_iter().map(|(write, _)| write));
                 self.not_before = self.clock.now() + RETRY_MS;
-                self.look_ahead();
-            }
-        }
-    }
-
-    /// Reads from the rows when something is due next.
-    fn look_ahead(&mut self) {
-        match reaper::next_deadline(&self.conn, self.started) {
-            Ok(next) => self.due_at = next.min(self.memory.prune_at.get()).max(self.not_before),
-            Err(error) => {
-                log::error!("cannot read the next deadline cause={error}");
-                self.due_at = self.clock.now() + RETRY_MS;
+                self.due_at = self.not_before;
             }
         }
     }
@@ -354,8 +341,16 @@ impl Writer {
         Ok(())
     }
 
-    fn commit(&self) -> Result<(), Error> {
+    /// Commits, and knows then when something is due next. That is read within the transaction: a read of its own would
+    /// take and give back locks once more.
+    fn commit(&mut self) -> Result<(), Error> {
+        let next = reaper::next_deadline(&self.conn, self.started);
         self.conn.prepare_cached("COMMIT")?.execute([])?;
+        let next = next.unwrap_or_else(|error| {
+            log::error!("cannot read the next deadline cause={error}");
+            self.clock.now() + RETRY_MS
+        });
+        self.due_at = next.min(self.memory.prune_at.get()).max(self.not_before);
         Ok(())
     }
 

@@ -189,9 +189,9 @@ impl Writer {
 
     /// Returns the writes that are to share the commit of a group which has `done` so many: see [`Pace`].
     fn join(&self, done: usize, began: Instant) -> VecDeque<Box<dyn Write>> {
-        let (wanted, patience) = self.pace.patience();
+        let (wanted, patience) = self.pace.patience(began.elapsed());
         let wanted = wanted.min(GROUP).saturating_sub(done);
-        if wanted == 0 { VecDeque::new() } else { self.waiting.more(wanted, patience.saturating_sub(began.elapsed())) }
+        if wanted == 0 { VecDeque::new() } else { self.waiting.more(wanted, patience) }
     }
 
     /// Does the writes that were left for what this transaction changes, as part of it. One that cannot be done here

@@ -65,6 +65,14 @@ impl Live {
         Ok(Self { run, contract, steps })
     }
 
+    /// Takes a run that is about to begin: its steps are as they were inserted (I4).
+    pub(super) fn fresh(run: RunRow, contract: Arc<Contract>) -> Self {
+        let step =
+            StepRow { state: StepState::Pending, ready: false, attempt: 1, node_id: None, instance: None, had: None };
+        let steps = vec![step; contract.steps.len()];
+        Self { run, contract, steps }
+    }
+
     /// Loads a run that is RUNNING, by its id; `None` when it is not.
     pub(super) fn running(tx: &Tx, run: &RunId) -> Result<Option<Self>, Error> {
         match runs::find(tx, run)? {

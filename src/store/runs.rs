@@ -105,12 +105,17 @@ impl Contracts {
             return Ok(Arc::clone(contract));
         }
         let contract = Arc::new(contract(run, text)?);
+        self.keep(run, text, &contract);
+        Ok(contract)
+    }
+
+    /// Keeps a contract that was parsed from `text` already.
+    pub(super) fn keep(&mut self, run: &RunId, text: &str, contract: &Arc<Contract>) {
         if self.bytes + text.len() > Self::BYTES {
             *self = Self::default();
         }
         self.bytes += text.len();
-        self.known.insert(run.clone(), (text.to_owned(), Arc::clone(&contract)));
-        Ok(contract)
+        self.known.insert(run.clone(), (text.to_owned(), Arc::clone(contract)));
     }
 }
 

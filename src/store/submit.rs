@@ -4,6 +4,7 @@
 //! first). Steps are inserted by one routine for every path, so that `needs` is normalised alike.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use rusqlite::named_params;
 use serde_json::json;
@@ -16,9 +17,10 @@ use super::hub::Topic;
 use super::live::{Live, seq};
 use super::progress;
 use super::queue::Place;
-use super::runs::{self, Assigned};
+use super::runs::{self, Assigned, RunRow};
 use super::tx::{About, Tx};
 use super::{Error, NEVER, history, lease};
+use crate::clock::Ms;
 use crate::domain::contract::{Contract, Kind, Step};
 use crate::domain::ids::RunId;
 use crate::domain::json::Json;
@@ -32,7 +34,7 @@ pub struct Submission {
     /// Who submits.
     pub principal: String,
     /// The checked contract.
-    pub contract: Contract,
+    pub contract: Arc<Contract>,
     /// The canonical form of the body as received: what "same contract" compares, and what is stored.
     pub canonical: String,
     /// Of that, what it requires.
@@ -53,7 +55,7 @@ impl Submission {
         Self {
             principal: principal.to_owned(),
             shape: shape(&contract.requires),
-            contract,
+            contract: Arc::new(contract),
             canonical: body.canonical(),
             requires: requires.unwrap_or_else(|| "[]".to_owned()),
             dry_run,
@@ -120,8 +122,16 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
     if let Some(assigned) = assigned {
         let placed = tx.attempt(|| {
             insert(tx, submission, &id, &New::Placed(&assigned))?;
-            let row = runs::get(tx, &id)?;
-            let mut live = Live::load(tx, row)?;
+            tx.memory.contracts.borrow_mut().keep(&id, &submission.canonical, contract);
+            let run = RunRow {
+                run_id: id.clone(),
+                state: RunState::Running,
+                principal: submission.principal.clone(),
+                contract: submission.canonical.clone(),
+                assigned: assigned.clone(),
+                holder_until: holder_until(tx, contract),
+            };
+            let mut live = Live::fresh(run, Arc::clone(contract));
             match progress::start(tx, &mut live)? {
                 Ok(()) => Ok(()),
                 Err(lease::Taken) => Err(Error::Refused(Refusal::new(COLLISION, "a lease's key is taken"))),
@@ -207,7 +217,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
             ":ended": state.is_terminal().then_some(tx.now),
             ":queue_until": contract.queue_timeout_ms.map_or(NEVER, |ms| tx.after(ms)),
             ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
-            ":holder_until": if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER },
+            ":holder_until": holder_until(tx, contract),
         })?;
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
@@ -240,6 +250,11 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     }
     tx.tell(Topic::Run(id.clone()));
     Ok(())
+}
+
+/// Returns until when a new run waits for a sign of whoever attends it.
+fn holder_until(tx: &Tx, contract: &Contract) -> Ms {
+    if contract.attended { tx.after(tx.settings.hold_ttl_ms) } else { NEVER }
 }
 
 /// Inserts a run's steps, `needs` as ids and normalised: the one routine for every path.

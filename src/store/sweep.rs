@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::begin::assign;
@@ -155,7 +156,7 @@ fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
         }
         failpoint!("promote.after_state");
         row.state = RunState::Running;
-        let mut live = Live::load(tx, row)?;
+        let mut live = Live::fresh(row, Arc::clone(&contract));
         match progress::start(tx, &mut live)? {
             Ok(()) => Ok(()),
             Err(lease::Taken) => undo(),

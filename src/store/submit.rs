@@ -203,10 +203,10 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     let (arrival, shape) = (tx.next_arrival()?, submission.shape);
     tx.conn
         .prepare_cached(
-            "INSERT INTO runs (arrival, run_id, state, principal, name, work, priority, contract, shape, assigned, reject, verdict,
-                 created_at, started_at, ended_at, queue_until, ends_by, holder_until)
-             VALUES (:arrival, :run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject, :verdict,
-                 :now, :started, :ended, :queue_until, :ends_by, :holder_until)",
+            "INSERT INTO runs (arrival, run_id, state, principal, name, work, priority, contract, shape, assigned, reject,
+                 verdict, created_at, started_at, ended_at, queue_until, ends_by, holder_until)
+             VALUES (:arrival, :run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject,
+                 :verdict, :now, :started, :ended, :queue_until, :ends_by, :holder_until)",
         )?
         .execute(named_params! {
             ":arrival": arrival, ":run": id.as_str(), ":state": state.as_str(), ":principal": submission.principal,

@@ -226,13 +226,14 @@ impl<'a> Tx<'a> {
         let about = About { run: about.run.or(holder.as_ref()), ..about };
         let run = about.run.map(RunId::as_str);
         let node = about.node.map(NodeId::as_str);
+        let id = self.memory.next_number(self.conn, |numbers| &mut numbers.event)?;
         self.conn
             .prepare_cached(
                 "INSERT INTO events (id, at, event, run_id, seq, node_id, data)
                  VALUES (:id, :at, :event, :run, :seq, :node, :data)",
             )?
             .execute(named_params! {
-                ":id": self.memory.next_number(self.conn, |numbers| &mut numbers.event)?, ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
+                ":id": id, ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
                 ":data": data.to_string(),
             })?;
         if let Some(run) = about.run {

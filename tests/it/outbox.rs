@@ -197,13 +197,14 @@ fn check_signature(got: &Got) {
 #[test]
 fn a_message_is_signed_and_tells_the_event_in_order() {
     let receiver = Receiver::start(Does::Answers(204));
-    let lab = lab(vec![receiver.webhook("all", &["run.queued", "run.started", "run.ended", "ask.raised"])]);
+    let events = ["run.queued", "run.started", "run.ended", "ask.raised", "step.cancelled"];
+    let lab = lab(vec![receiver.webhook("all", &events)]);
     let first = lab.placed(&question());
     let second = lab.placed(&question());
     let third = lab.queued(&question());
     lab.answer(&first, 1, "yes").expect(200);
     lab.cancel(&second);
-    let got = until_count(&lab, &receiver, 9);
+    let got = until_count(&lab, &receiver, 10);
     let told: Vec<(String, String)> = got
         .iter()
         .map(|got| {
@@ -217,6 +218,7 @@ fn a_message_is_signed_and_tells_the_event_in_order() {
         pair("run.queued", &third),
         pair("run.ended", &first),
         pair("run.started", &third),
+        pair("step.cancelled", &second),
         pair("run.ended", &second),
     ] {
         assert_eq!(told.iter().filter(|own| **own == wanted).count(), 1, "{wanted:?} in {told:?}");
@@ -235,10 +237,10 @@ fn a_message_is_signed_and_tells_the_event_in_order() {
         assert_eq!(got.header("webhook-timestamp"), "1800000000", "the lab's clock stands still");
         assert_eq!(got.json()["timestamp"], "2027-01-15T08:00:00.000Z");
     }
-    until(&lab, "all are marked", || (in_state(&lab, "delivered") == 9).then_some(()));
+    until(&lab, "all are marked", || (in_state(&lab, "delivered") == 10).then_some(()));
     let list = lab.get("/v1/outbox?state=delivered").expect(200);
-    assert_eq!(list["outbox"].as_array().unwrap().len(), 9);
-    assert_eq!(list["outbox"][8]["message_id"], rows[0].as_str(), "newest first");
+    assert_eq!(list["outbox"].as_array().unwrap().len(), 10);
+    assert_eq!(list["outbox"][9]["message_id"], rows[0].as_str(), "newest first");
     assert_eq!((&list["outbox"][0]["attempts"], &list["outbox"][0]["next_at"]), (&json!(1), &Value::Null));
 }
 

@@ -99,32 +99,30 @@ CREATE TABLE runs (
     ends_by      INTEGER NOT NULL,          -- the end of its time limit, once it runs
     holder_until INTEGER NOT NULL,          -- the deadline of whoever holds or attends it
     holder_grace INTEGER NOT NULL DEFAULT 0, -- starts of the daemon in a row that moved it without a sign
+    sealed_at    INTEGER,                   -- when its record was made immutable (I9)
+    manifest_sha256 TEXT,                   -- of the sealed manifest.json, which has that of every other file
     CONSTRAINT ended_iff_terminal CHECK ((ended_at IS NULL) = (state = 'QUEUED' OR state = 'RUNNING')),
     CONSTRAINT verdict_iff_terminal CHECK ((verdict IS NOT NULL) = (ended_at IS NOT NULL)),
     CONSTRAINT queued_holds_nothing CHECK (state <> 'QUEUED' OR (assigned IS NULL AND started_at IS NULL)), -- I4
-    CONSTRAINT running_is_assigned CHECK (state <> 'RUNNING' OR (assigned IS NOT NULL AND started_at IS NOT NULL))
+    CONSTRAINT running_is_assigned CHECK (state <> 'RUNNING' OR (assigned IS NOT NULL AND started_at IS NOT NULL)),
+    CONSTRAINT sealed_with_its_manifest CHECK ((sealed_at IS NULL) = (manifest_sha256 IS NULL)),
+    CONSTRAINT sealed_has_ended CHECK (sealed_at IS NULL OR ended_at IS NOT NULL)
 ) STRICT;
--- The sweep: the first waiting run of each shape.
-CREATE INDEX runs_waiting_shape ON runs (shape, priority DESC, arrival) WHERE state = 'QUEUED';
--- The position of a waiting run among those of its priority.
-CREATE INDEX runs_waiting ON runs (priority DESC, arrival) WHERE state = 'QUEUED';
--- The reaper: the next of each deadline.
-CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED' AND queue_until < 9007199254740991;
+-- What waits: lists of it, and what counts the places before one. In the order of arrival, so that each is added at the end.
+CREATE INDEX runs_waiting ON runs (arrival, priority, principal) WHERE state = 'QUEUED';
+-- The reaper: the next of each deadline. The first is also the list of what runs.
 CREATE INDEX runs_ends_by ON runs (ends_by) WHERE state = 'RUNNING';
+CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED' AND queue_until < 9007199254740991;
 CREATE INDEX runs_holder_until ON runs (holder_until) WHERE ended_at IS NULL AND holder_until < 9007199254740991;
--- Lists, newest first.
-CREATE INDEX runs_state ON runs (state, arrival);
-CREATE INDEX runs_principal_state ON runs (principal, state, arrival);
+-- Lists of what has ended, newest first: kept when a run ends, so that one that begins to wait has one index to enter.
+CREATE INDEX runs_ended ON runs (state, arrival) WHERE ended_at IS NOT NULL;
+CREATE INDEX runs_principal_ended ON runs (principal, state, arrival) WHERE ended_at IS NOT NULL;
+-- Lists by work.
 CREATE INDEX runs_work ON runs (work, arrival) WHERE work IS NOT NULL;
-
--- How many runs wait, by principal and priority: kept with every move into and out of the queue, so that neither the
--- position of a new run nor its principal's limit needs a walk through the queue.
-CREATE TABLE waiting (
-    principal TEXT NOT NULL,
-    priority  INTEGER NOT NULL,
-    runs      INTEGER NOT NULL CHECK (runs >= 0),
-    PRIMARY KEY (principal, priority)
-) STRICT, WITHOUT ROWID;
+-- The sealer: whose record lacks its seal.
+CREATE INDEX runs_owed ON runs (arrival) WHERE ended_at IS NOT NULL AND sealed_at IS NULL;
+-- Pruning: the oldest sealed record.
+CREATE INDEX runs_sealed ON runs (sealed_at) WHERE sealed_at IS NOT NULL;
 
 -- The steps of every run, inserted by one routine at submission.
 CREATE TABLE steps (
@@ -231,21 +229,6 @@ CREATE TABLE artifacts (
     sha256    TEXT NOT NULL,
     UNIQUE (run_id, path, seq, attempt)
 ) STRICT;
-
--- The record of each run: opened with it, sealed (made immutable, I9) after its end.
-CREATE TABLE records (
-    run_id          TEXT PRIMARY KEY REFERENCES runs (run_id),
-    opened_at       INTEGER NOT NULL,
-    sealed_at       INTEGER,
-    manifest_sha256 TEXT,                   -- of the sealed manifest.json, which has that of every other file
-    owed            INTEGER NOT NULL DEFAULT 0 CHECK (owed IN (0, 1)), -- its run has ended, and the seal is lacking
-    CONSTRAINT sealed_with_its_manifest CHECK ((sealed_at IS NULL) = (manifest_sha256 IS NULL)),
-    CONSTRAINT sealed_is_not_owed CHECK (owed = 0 OR sealed_at IS NULL)
-) STRICT, WITHOUT ROWID;
--- The sealer: what is owed.
-CREATE INDEX records_owed ON records (run_id) WHERE owed = 1;
--- Pruning: the oldest sealed record.
-CREATE INDEX records_sealed ON records (sealed_at) WHERE sealed_at IS NOT NULL;
 
 -- What is left of a run that was pruned: its id is never given again.
 CREATE TABLE pruned_runs (

@@ -12,7 +12,7 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::store::{DATABASE, sync_tree};
+use crate::store::{DATABASE, Files, sync_tree};
 
 /// The last file.
 const END: &str = "backup.json";
@@ -129,7 +129,7 @@ pub fn unpack(source: impl Read, folder: &Path) -> Result<(String, u64), String>
     let failed = |error: io::Error| format!("cannot write to {}: {error}", draft.display());
     DirBuilder::new().mode(0o700).create(draft).map_err(failed)?;
     let outcome = fill(source, draft).and_then(|end| {
-        sync_tree(draft).map_err(failed)?;
+        sync_tree(draft, Files::No).map_err(failed)?;
         fs::rename(draft, folder).map_err(|error| format!("cannot give {shown} its name: {error}"))?;
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;

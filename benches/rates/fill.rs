@@ -8,7 +8,6 @@ use rusqlite::Connection;
 const TABLES: &[(&str, Option<&str>)] = &[
     ("runs", Some("arrival")),
     ("steps", None),
-    ("records", None),
     ("attempts", None),
     ("lease_history", Some("id")),
     ("events", Some("id")),
@@ -56,13 +55,7 @@ pub fn copy(folder: &Path, templates: &[String], times: usize, prefix: &str) {
         ))
         .expect("SQL");
     }
-    conn.execute_batch(
-        "DELETE FROM waiting;
-         INSERT INTO waiting (principal, priority, runs)
-             SELECT principal, priority, count(*) FROM runs WHERE state = 'QUEUED' GROUP BY 1, 2;
-         COMMIT; PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode = wal;",
-    )
-    .expect("SQL");
+    conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode = wal;").expect("SQL");
 }
 
 /// Returns the ids of all runs in a state.

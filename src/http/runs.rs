@@ -37,19 +37,19 @@ pub async fn submit(mut call: Call) -> Result<Reply, Problem> {
     let submission = Submission::new(&call.caller.name, contract, &body, dry_run);
     let request_id = call.request_id.clone();
     call.once(&body, move |tx| {
-        let (status, id) = match store_submit(tx, &submission)? {
+        let (status, id, position) = match store_submit(tx, &submission)? {
             Submitted::DryRun(assigned) => {
                 let body = json!({"state": "DRY_RUN", "assigned": assigned});
                 return Ok(Effect { answer: reply::kept(StatusCode::OK, &body, None), changed: false, run: None });
             }
             Submitted::Rejected(id, reject) => return Ok(rejected(id, &reject, &request_id)),
-            Submitted::Existing(id) => (StatusCode::OK, id),
-            Submitted::Placed(id) => (StatusCode::CREATED, id),
-            Submitted::Queued(id) => (StatusCode::ACCEPTED, id),
+            Submitted::Existing(id) => (StatusCode::OK, id, None),
+            Submitted::Placed(id) => (StatusCode::CREATED, id, None),
+            Submitted::Queued(id, position) => (StatusCode::ACCEPTED, id, Some(position)),
         };
-        let view = match status {
-            StatusCode::ACCEPTED => views::queued(tx.rows(), &submission, &id, tx.at())?,
-            _ => views::run(tx.rows(), &id, tx.at())?,
+        let view = match position {
+            Some(position) => views::queued(&submission, &id, position, tx.at())?,
+            None => views::run(tx.rows(), &id, tx.at())?,
         };
         let answer = reply::kept(status, &view, Some(address(id.as_str())));
         Ok(Effect { answer, changed: status != StatusCode::OK, run: Some(id) })

@@ -139,6 +139,7 @@ pub fn advertise(tx: &Tx, advert: &Advert) -> Result<Advertised, Error> {
     };
     let capabilities = serde_json::to_string(&advert.capabilities)?;
     let changed = store(tx, advert, known.as_ref(), &capabilities)?;
+    tx.touch(node);
     failpoint!("advert.after_store");
     if let Some(old) = restarted {
         replace(tx, node, &old)?;
@@ -148,7 +149,6 @@ pub fn advertise(tx: &Tx, advert: &Advert) -> Result<Advertised, Error> {
         lease::renew_node(tx, node)?;
     }
     if changed {
-        tx.touch(node);
         // A drain that was set may end the run that holds the node; one that was lifted lets it go on.
         progress::resume(tx, node)?;
     }
@@ -202,7 +202,6 @@ fn store(tx: &Tx, advert: &Advert, known: Option<&Known>, capabilities: &str) ->
             tx.now,
             live_until,
         ))?;
-        tx.touch(node);
         return Ok(false);
     }
     tx.conn
@@ -294,6 +293,7 @@ fn replace(tx: &Tx, node: &NodeId, old: &str) -> Result<(), Error> {
     }
     // The new life has nothing of the old one in hand: nothing has to settle.
     tx.conn.prepare_cached("UPDATE nodes SET settling_until = 0 WHERE node_id = ?1")?.execute([node.as_str()])?;
+    tx.touch(node);
     Ok(())
 }
 

@@ -88,9 +88,8 @@ impl Backup {
         // Sealed records never change. Those that were sealed since belong to a later time.
         let copy = Connection::open_with_flags(self.folder.join(DATABASE), OpenFlags::SQLITE_OPEN_READ_ONLY)
             .map_err(io::Error::other)?;
-        let mut sealed = copy
-            .prepare("SELECT 1 FROM records WHERE run_id = ?1 AND sealed_at IS NOT NULL")
-            .map_err(io::Error::other)?;
+        let mut sealed =
+            copy.prepare("SELECT 1 FROM runs WHERE run_id = ?1 AND sealed_at IS NOT NULL").map_err(io::Error::other)?;
         for name in names(&self.store.folder().records())? {
             if sealed.exists([&name]).map_err(io::Error::other)? {
                 add(&mut writer, self.store.folder().path(), &format!("records/{name}"))?;

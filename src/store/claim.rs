@@ -110,15 +110,22 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Work>, Error> {
             ))),
         };
     }
-    settled(tx, node)?;
+    let (is_settling, is_cleaning) = {
+        let fleet = tx.fleet()?;
+        fleet.find(node).map_or((false, false), |own| (own.settling_until > 0, own.is_cleaning))
+    };
+    if is_settling {
+        settled(tx, node)?;
+    }
     if let Some(own) = in_hand {
         let live = Live::running(tx, &own.run)?;
         let live =
             live.ok_or_else(|| Error::Broken(format!("run {} has a step in hand and is not RUNNING", own.run)))?;
-        return told(tx, &live, index(own.seq), node).map(Some);
+        let lease = lease_of(tx, node, &own.run)?;
+        return told(&live, index(own.seq), lease).map(Some);
     }
     // It does not work: what it had in hand is gone. Nothing new comes before the node is clean.
-    if let Some(order) = clean::order(tx, node, &claim.instance)? {
+    if is_cleaning && let Some(order) = clean::order(tx, node, &claim.instance)? {
         return Ok(Some(Work::Cleanup(order)));
     }
     let mut statement = tx.conn.prepare_cached(
@@ -128,14 +135,14 @@ pub fn claim(tx: &Tx, claim: &Claim) -> Result<Option<Work>, Error> {
         .query_row([node.as_str()], |row| Ok((RunId::from_stored(row.get::<_, String>(0)?), row.get::<_, i64>(1)?)))
         .optional()?;
     let Some((run, next)) = next else { return Ok(None) };
-    if progress::is_stopping(tx, &run)? {
-        return Ok(None);
-    }
     let mut live = Live::running(tx, &run)?
         .ok_or_else(|| Error::Broken(format!("run {run} has a ready step and is not RUNNING")))?;
-    let (nonce, _) = lease_of(tx, node, &run)?;
-    begin::claim(tx, &mut live, index(next), &claim.instance, &nonce)?;
-    told(tx, &live, index(next), node).map(Some)
+    if progress::is_stopping(tx, &live.run)? {
+        return Ok(None);
+    }
+    let lease = lease_of(tx, node, &run)?;
+    begin::claim(tx, &mut live, index(next), &claim.instance, &lease.nonce)?;
+    told(&live, index(next), lease).map(Some)
 }
 
 /// Claims for a node that has just reported: a claim that is refused is no error of the report.
@@ -154,9 +161,8 @@ fn index(seq: i64) -> usize {
 }
 
 pub(super) fn check_instance(tx: &Tx, node: &NodeId, instance: &str) -> Result<(), Error> {
-    let mut statement = tx.conn.prepare_cached("SELECT instance FROM nodes WHERE node_id = ?1")?;
-    let current = statement.query_row([node.as_str()], |row| row.get::<_, Option<String>>(0)).optional()?;
-    let (code, detail) = match current {
+    let fleet = tx.fleet()?;
+    let (code, detail) = match fleet.find(node).map(|own| own.instance.as_deref()) {
         None => return Err(not_found(format_args!("node {node}"))),
         Some(None) => ("static-node", format!("node {node} is static: no agent claims for it")),
         Some(Some(current)) if current == instance => return Ok(()),
@@ -186,26 +192,30 @@ fn in_hand(tx: &Tx, node: &NodeId, instance: &str) -> Result<Option<Working>, Er
 
 /// The agent claims and does not work: whatever it had in hand before has stopped.
 fn settled(tx: &Tx, node: &NodeId) -> Result<(), Error> {
-    let settled = tx
-        .conn
-        .prepare_cached("UPDATE nodes SET settling_until = 0 WHERE node_id = ?1 AND settling_until > 0")?
-        .execute([node.as_str()])?;
-    if settled > 0 { progress::resume(tx, node) } else { Ok(()) }
+    tx.conn.prepare_cached("UPDATE nodes SET settling_until = 0 WHERE node_id = ?1")?.execute([node.as_str()])?;
+    tx.touch(node);
+    progress::resume(tx, node)
 }
 
-fn lease_of(tx: &Tx, node: &NodeId, run: &RunId) -> Result<(String, i64), Error> {
+fn lease_of(tx: &Tx, node: &NodeId, run: &RunId) -> Result<ClaimedLease, Error> {
     let mut statement =
         tx.conn.prepare_cached("SELECT nonce, not_after FROM leases WHERE node_id = ?1 AND run_id = ?2")?;
-    let lease = statement.query_row((node.as_str(), run.as_str()), |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    lease.ok_or_else(|| Error::Broken(format!("run {run} has a step on node {node} and no lease on it")))
+    let lease = statement.query_row((node.as_str(), run.as_str()), |row| {
+        let not_after = row.get(1)?;
+        Ok(ClaimedLease {
+            nonce: row.get(0)?,
+            not_after: rfc3339(not_after, tx.offset),
+            ttl_seconds: ttl_seconds(not_after, tx.now),
+        })
+    });
+    lease.optional()?.ok_or_else(|| Error::Broken(format!("run {run} has a step on node {node} and no lease on it")))
 }
 
-fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Work, Error> {
+fn told(live: &Live, at: usize, lease: ClaimedLease) -> Result<Work, Error> {
     let own = &live.contract.steps[at];
     let Kind::Run(command) = &own.kind else {
         return Err(Error::Broken(format!("step {} of run {} is not a command", seq(at), live.run.run_id)));
     };
-    let (nonce, not_after) = lease_of(tx, node, &live.run.run_id)?;
     #[allow(clippy::cast_precision_loss, reason = "a time-out is far below 2^53 ms")]
     let timeout_seconds = command.timeout_ms.map(|ms| ms as f64 / 1000.0);
     Ok(Work::Step(Box::new(Claimed {
@@ -221,10 +231,6 @@ fn told(tx: &Tx, live: &Live, at: usize, node: &NodeId) -> Result<Work, Error> {
         timeout_seconds,
         artifacts: command.artifacts.clone(),
         assigned: live.run.assigned.clone(),
-        lease: ClaimedLease {
-            nonce,
-            not_after: rfc3339(not_after, tx.offset),
-            ttl_seconds: ttl_seconds(not_after, tx.now),
-        },
+        lease,
     })))
 }

@@ -58,8 +58,8 @@ impl Store {
             let failed: i64 =
                 conn.query_row("SELECT count(*) FROM outbox WHERE state = 'failed'", [], |row| row.get(0))?;
             let unsealed: i64 = conn.query_row(
-                "SELECT count(*) FROM records INDEXED BY records_owed WHERE owed = 1 AND ?1 > 0",
-                [i64::MAX],
+                "SELECT count(*) FROM runs INDEXED BY runs_owed WHERE ended_at IS NOT NULL AND sealed_at IS NULL",
+                [],
                 |row| row.get(0),
             )?;
             Ok((boot, failed, unsealed, invariants::check(conn)?))

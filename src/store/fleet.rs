@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
+use super::runs::RunRow;
 use super::{Error, NEVER};
 use crate::clock::Ms;
 use crate::config::Settings;
-use crate::domain::ids::NodeId;
+use crate::domain::ids::{NodeId, RunId};
 use crate::domain::matching::Node;
 use crate::domain::offer::{self, Offer};
 
@@ -38,12 +39,16 @@ pub(super) struct Entry {
     pub(super) node: Node,
     /// What people call it.
     pub(super) label: Option<String>,
+    /// The life of its agent.
+    pub(super) instance: Option<String>,
+    /// The run that has it.
+    pub(super) leased_to: Option<RunId>,
+    pub(super) settling_until: Ms,
+    pub(super) is_draining: bool,
+    pub(super) is_cleaning: bool,
     known_until: Ms,
     live_until: Ms,
     is_silent: bool,
-    is_draining: bool,
-    is_leased: bool,
-    is_cleaning: bool,
 }
 
 impl Default for Fleet {
@@ -61,7 +66,7 @@ impl Entry {
 
     /// Says whether it is available unless it has fallen silent, which is a question of time.
     fn may_be_granted(&self) -> bool {
-        !self.is_silent && !self.is_draining && !self.is_leased && !self.is_cleaning
+        !self.is_silent && !self.is_draining && self.leased_to.is_none() && !self.is_cleaning
     }
 
     fn is_known(&self, now: Ms) -> bool {
@@ -160,6 +165,18 @@ impl Fleet {
         Ok(())
     }
 
+    /// Returns one node.
+    pub(super) fn find(&self, id: &NodeId) -> Option<&Entry> {
+        self.entries.get(&(*self.weights.get(id)?, id.clone()))
+    }
+
+    /// Returns the nodes that a run holds.
+    pub(super) fn held_by(&self, run: &RunRow) -> impl Iterator<Item = &Entry> {
+        let assigned = run.assigned.iter().flat_map(|role| &role.nodes);
+        let nodes = assigned.filter_map(|node| self.find(&NodeId::from_stored(&node.node_id)));
+        nodes.filter(|entry| entry.leased_to.as_ref() == Some(&run.run_id))
+    }
+
     /// Returns the known nodes, in order: heard of within `node.forget_days` and not removed.
     pub(super) fn known(&self, now: Ms) -> Vec<&Entry> {
         self.entries.values().filter(|entry| entry.is_known(now)).collect()
@@ -186,8 +203,9 @@ macro_rules! select {
     () => {
         "SELECT node_id, label, static, capabilities, last_seen, live_until, silent,
              owner_mode IS NOT NULL OR operator_mode IS NOT NULL,
-             EXISTS (SELECT 1 FROM leases WHERE leases.node_id = nodes.node_id),
-             EXISTS (SELECT 1 FROM cleanings WHERE cleanings.node_id = nodes.node_id)
+             (SELECT run_id FROM leases WHERE leases.node_id = nodes.node_id),
+             EXISTS (SELECT 1 FROM cleanings WHERE cleanings.node_id = nodes.node_id),
+             instance, settling_until
          FROM nodes"
     };
 }
@@ -211,7 +229,9 @@ fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
         live_until: if is_static { NEVER } else { live_until },
         is_silent: row.get(6)?,
         is_draining: row.get(7)?,
-        is_leased: row.get(8)?,
+        leased_to: row.get::<_, Option<String>>(8)?.map(RunId::from_stored),
         is_cleaning: row.get(9)?,
+        instance: row.get(10)?,
+        settling_until: row.get(11)?,
     })
 }

@@ -178,12 +178,22 @@ pub(super) fn names(folder: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Syncs all folders of a tree, innermost first; its files are synced already.
-pub(crate) fn sync_tree(folder: &Path) -> io::Result<()> {
+/// Whether the files of a tree are to be synced, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Files {
+    Too,
+    /// They are synced already.
+    No,
+}
+
+/// Syncs all folders of a tree, innermost first.
+pub(crate) fn sync_tree(folder: &Path, files: Files) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            sync_tree(&entry.path())?;
+            sync_tree(&entry.path(), files)?;
+        } else if files == Files::Too {
+            open_plain(&entry.path())?.sync_all()?;
         }
     }
     File::open(folder)?.sync_all()

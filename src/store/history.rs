@@ -59,7 +59,7 @@ pub(super) fn prune(tx: &Tx) -> Result<(), Error> {
 fn runs(tx: &Tx, left: &mut usize) -> Result<bool, Error> {
     let due: Vec<String> = {
         let mut statement = tx.conn.prepare_cached(
-            "SELECT run_id FROM records INDEXED BY records_sealed WHERE sealed_at IS NOT NULL AND sealed_at <= ?1
+            "SELECT run_id FROM runs INDEXED BY runs_sealed WHERE sealed_at IS NOT NULL AND sealed_at <= ?1
              ORDER BY sealed_at LIMIT ?2",
         )?;
         let before = tx.now.saturating_sub(tx.settings.history_retention_ms);
@@ -109,11 +109,7 @@ fn run(tx: &Tx, id: &str, left: &mut usize) -> Result<(), Error> {
         .prepare_cached("SELECT arrival, contract, ended_at FROM runs WHERE run_id = ?1")?
         .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     let mut gone = 0;
-    for part in [
-        "DELETE FROM steps WHERE run_id = ?1",
-        "DELETE FROM records WHERE run_id = ?1",
-        "DELETE FROM runs WHERE run_id = ?1",
-    ] {
+    for part in ["DELETE FROM steps WHERE run_id = ?1", "DELETE FROM runs WHERE run_id = ?1"] {
         gone += tx.conn.prepare_cached(part)?.execute([id])?;
     }
     *left = left.saturating_sub(gone);
@@ -143,7 +139,7 @@ fn events(tx: &Tx, left: &mut usize) -> Result<(), Error> {
     tx.conn
         .prepare_cached(
             "DELETE FROM events WHERE id > ?1 AND id <= ?2 AND NOT EXISTS
-                 (SELECT 1 FROM records WHERE records.run_id = events.run_id AND sealed_at IS NULL)",
+                 (SELECT 1 FROM runs WHERE runs.run_id = events.run_id AND sealed_at IS NULL)",
         )?
         .execute((from, last))?;
     tx.conn.prepare_cached("UPDATE pruned SET last_event = ?1")?.execute([last])?;
@@ -179,7 +175,7 @@ fn next(tx: &Tx) -> Result<Ms, Error> {
     };
     Ok([
         first(
-            "SELECT sealed_at FROM records INDEXED BY records_sealed WHERE sealed_at IS NOT NULL ORDER BY sealed_at LIMIT 1",
+            "SELECT sealed_at FROM runs INDEXED BY runs_sealed WHERE sealed_at IS NOT NULL ORDER BY sealed_at LIMIT 1",
             settings.history_retention_ms,
         )?,
         first(

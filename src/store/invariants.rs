@@ -86,23 +86,6 @@ const CHECKS: &[Check] = &[
                 WHERE runs.ended_at IS NOT NULL AND steps.state IN ('PENDING', 'CLAIMED', 'ASKED')",
     },
     Check {
-        invariant: "records",
-        is_cheap: false,
-        query: "SELECT 'run ' || run_id || ' is ' || state || ', the seal of its record is '
-                    || iif(sealed_at IS NULL, 'lacking', 'there') || ' and ' || iif(owed, 'owed', 'not owed')
-                FROM runs JOIN records USING (run_id)
-                WHERE owed <> (ended_at IS NOT NULL AND sealed_at IS NULL)",
-    },
-    Check {
-        invariant: "waiting",
-        is_cheap: false,
-        query: "SELECT principal || ' has ' || runs || ' waiting runs of priority ' || priority || ' by count, and '
-                    || (SELECT count(*) FROM runs AS r WHERE r.state = 'QUEUED' AND r.principal = waiting.principal
-                        AND r.priority = waiting.priority) || ' by rows'
-                FROM waiting WHERE runs <> (SELECT count(*) FROM runs AS r WHERE r.state = 'QUEUED'
-                    AND r.principal = waiting.principal AND r.priority = waiting.priority)",
-    },
-    Check {
         invariant: "cleaning",
         is_cheap: true,
         query: "SELECT 'node ' || node_id || ' is leased to run ' || leases.run_id || ' and not clean after run '

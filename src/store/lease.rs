@@ -45,9 +45,9 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
     tx.conn
         .prepare_cached(
             r#"INSERT INTO lease_history (node_id, run_id, arrival, principal, work, "from")
-               SELECT :node, run_id, arrival, principal, work, :now FROM runs WHERE run_id = :run"#,
+               SELECT :node, run_id, arrival, principal, work, :now FROM runs WHERE arrival = :arrival"#,
         )?
-        .execute(named_params! { ":node": node.as_str(), ":run": run.run_id.as_str(), ":now": tx.now })?;
+        .execute(named_params! { ":node": node.as_str(), ":arrival": run.arrival, ":now": tx.now })?;
     failpoint!("lease.after_grant");
     tx.touch(node);
     tx.event("node.leased", About::run(&run.run_id).on(node), &json!({}))?;
@@ -90,6 +90,7 @@ pub(super) fn settle(tx: &Tx, node: &NodeId, until: i64) -> Result<(), Error> {
     tx.conn
         .prepare_cached("UPDATE nodes SET settling_until = max(settling_until, ?2) WHERE node_id = ?1 AND ?2 > ?3")?
         .execute((node.as_str(), until, tx.now))?;
+    tx.touch(node);
     Ok(())
 }
 

@@ -38,8 +38,9 @@ impl Live {
     pub(super) fn load(tx: &Tx, run: RunRow) -> Result<Self, Error> {
         let contract = tx.contract(&run.run_id, &run.contract)?;
         let mut statement = tx.conn.prepare_cached(
-            "SELECT state, ready, attempt, node_id, instance, result ->> 'acquired' FROM steps WHERE run_id = ?1
-             ORDER BY seq",
+            "SELECT state, ready, attempt, node_id, instance,
+                 CASE WHEN kind = 'acquire' THEN result ->> 'acquired' END
+             FROM steps WHERE run_id = ?1 ORDER BY seq",
         )?;
         let mut rows = statement.query([run.run_id.as_str()])?;
         let mut steps = Vec::with_capacity(contract.steps.len());

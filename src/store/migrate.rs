@@ -15,14 +15,18 @@ const SCHEMA: &str = include_str!("../../schema.sql");
 
 /// `user_version` of this version's schema. A change of schema.sql adds 1, a script to [`MIGRATIONS`], and the schema as
 /// it was to `tests/schemas`, from where a test migrates it.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 /// `application_id`: says that a file is mediator's. ASCII "mdtr".
 const APPLICATION: i64 = 0x6d64_7472;
 
 /// What brings a folder from version n + 1 to n + 2, in order; each runs in one transaction with its version number.
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/2.sql"), include_str!("migrations/3.sql"), include_str!("migrations/4.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/2.sql"),
+    include_str!("migrations/3.sql"),
+    include_str!("migrations/4.sql"),
+    include_str!("migrations/5.sql"),
+];
 
 /// Makes or brings up the schema.
 ///

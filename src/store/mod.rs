@@ -3,7 +3,7 @@
 //! One module a family of transactions; its SQL stands inside the function that runs it. `writer` takes writes
 //! together and wakes the queue; `tx` is one write while it runs; `live`, `begin` and `progress` move running runs on;
 //! `submit`, `sweep`, `advert`, `claim`, `clean`, `result`, `ask`, `cancel`, `drain`, `renew` and `reaper` are what can happen;
-//! `request` does it once, `outbox` tells of it, `record` keeps it, `history` prunes it; `views` answers questions without changing
+//! `request` does it once, `outbox` tells of it, `seal` and `record` keep it, `history` prunes it; `views` answers questions without changing
 //! anything; `invariants` finds rows that should not be.
 //!
 //! Whoever opens a [`Store`] gets: the folder locked, the schema of this version, the boot write committed, time
@@ -43,6 +43,7 @@ pub mod renew;
 pub mod request;
 pub mod result;
 mod runs;
+mod seal;
 #[cfg(debug_assertions)]
 pub mod statements;
 pub mod submit;
@@ -63,8 +64,8 @@ use tokio::sync::oneshot;
 
 use error::not_found;
 pub use error::{Error, Refusal};
-pub(crate) use folder::sync_tree;
 pub use folder::{DATABASE, Folder};
+pub(crate) use folder::{Files, sync_tree};
 use health::Health;
 use hub::Hub;
 pub use runs::{Assigned, AssignedNode};

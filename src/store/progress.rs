@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::begin::{acquire_node, offer, open_hold, place_steps, raise};
 use super::hub::Topic;
 use super::live::{Live, Set, StepRow};
-use super::runs;
+use super::runs::{self, RunRow};
 use super::tx::{About, Tx};
 use super::{Error, NEVER, lease};
 use crate::clock::Ms;
 use crate::domain::contract::Kind;
-use crate::domain::ids::{NodeId, RunId};
+use crate::domain::ids::NodeId;
 use crate::domain::plan;
 use crate::domain::run::{Verdict, VerdictKind};
 use crate::domain::step::{StepEvent, StepState};
@@ -49,7 +49,7 @@ pub(super) fn start(tx: &Tx, live: &mut Live) -> Result<Result<(), lease::Taken>
 /// Lets begin what may begin, in the order acquisitions, then questions and holds; then looks whether the run is
 /// over. Runs in the transaction of whatever changed, and changes nothing when nothing may begin.
 pub(super) fn advance(tx: &Tx, live: &mut Live) -> Result<(), Error> {
-    let stopping_by = drained_at_boundary(tx, &live.run.run_id)?;
+    let stopping_by = drained_at_boundary(tx, &live.run)?;
     loop {
         for at in plan::to_skip(&live.contract, &live.progress()) {
             live.step(tx, at, StepEvent::Skip, &Set::nothing())?;
@@ -125,12 +125,7 @@ fn conclude(tx: &Tx, live: &mut Live, stopping_by: Option<Stopping>) -> Result<(
     } else if live.run.holder_until == NEVER {
         set_holder(tx, live, tx.after(tx.settings.hold_ttl_ms))?;
     }
-    let only_static: bool = tx
-        .conn
-        .prepare_cached(
-            "SELECT NOT EXISTS (SELECT 1 FROM leases JOIN nodes USING (node_id) WHERE run_id = ?1 AND static = 0)",
-        )?
-        .query_row([live.run.run_id.as_str()], |row| row.get(0))?;
+    let only_static = !tx.fleet()?.held_by(&live.run).any(|entry| entry.node.agent);
     lease::protect(tx, &live.run.run_id, hold_open || (asked && !working) || only_static)
 }
 
@@ -142,15 +137,18 @@ struct Stopping {
 }
 
 /// Returns the at-boundary drain of one of the run's nodes, if there is one: from then on nothing of it begins.
-fn drained_at_boundary(tx: &Tx, run: &RunId) -> Result<Option<Stopping>, Error> {
+fn drained_at_boundary(tx: &Tx, run: &RunRow) -> Result<Option<Stopping>, Error> {
     use rusqlite::OptionalExtension as _;
+    if !tx.fleet()?.held_by(run).any(|entry| entry.is_draining) {
+        return Ok(None);
+    }
     let mut statement = tx.conn.prepare_cached(
         "SELECT node_id, CASE WHEN operator_mode = 'at-boundary' THEN operator_by ELSE 'node' END,
                 CASE WHEN operator_mode = 'at-boundary' THEN operator_reason ELSE owner_reason END
          FROM leases JOIN nodes USING (node_id)
          WHERE run_id = ?1 AND (operator_mode = 'at-boundary' OR owner_mode = 'at-boundary') ORDER BY node_id LIMIT 1",
     )?;
-    let row = statement.query_row([run.as_str()], |row| {
+    let row = statement.query_row([run.run_id.as_str()], |row| {
         let reason: Option<String> = row.get(2)?;
         Ok(Stopping { node: row.get(0)?, by: row.get(1)?, reason: reason.unwrap_or_default() })
     });
@@ -158,7 +156,7 @@ fn drained_at_boundary(tx: &Tx, run: &RunId) -> Result<Option<Stopping>, Error> 
 }
 
 /// Says whether nothing of the run may begin any more.
-pub(super) fn is_stopping(tx: &Tx, run: &RunId) -> Result<bool, Error> {
+pub(super) fn is_stopping(tx: &Tx, run: &RunRow) -> Result<bool, Error> {
     Ok(drained_at_boundary(tx, run)?.is_some())
 }
 
@@ -235,6 +233,9 @@ fn tell_end(tx: &Tx, live: &Live, at: usize, how: &str, attempt: i64, result: &V
 
 /// Gives back the nodes whose roles have all been released.
 fn give_back(tx: &Tx, live: &Live) -> Result<(), Error> {
+    if live.contract.steps.iter().all(|step| step.release.is_empty()) {
+        return Ok(());
+    }
     let progress = live.progress();
     let slots = || {
         let roles = live.run.assigned.iter();

@@ -1,18 +1,18 @@
-//! Which requirements wait, kept in memory between transactions: so that a sweep need not read the queue to find that
-//! nothing in it fits.
+//! The queue, kept in memory between transactions: what waits, by what it requires, so that a sweep need not read the
+//! rows to find that nothing in it fits, and nobody walks through them to count.
 //!
-//! One entry for each *shape* (see `submit::shape`) of which a run waits, with the place of its first run. The rows
-//! decide: an entry may be there for a shape that waits no longer, and its place may be earlier than that of its first
-//! run; a sweep looks into the rows before it acts on one, and corrects it. What must never be is a waiting run without
-//! an entry, or with one behind its place: that would be a wake-up lost (I6), or a turn (I7). So an entry is added in
-//! the write that queues a run, and stays when that write is undone; and it is corrected only by what the rows say.
+//! One entry for each *shape* (see `submit::shape`) of which a run waits, with the places of all of them. It follows the
+//! rows: `runs` notes each move into QUEUED and out of it in the write that makes it, and when such a write is undone
+//! everything is read again ([`Queue::changes`]). A waiting run that is not here would be a wake-up lost (I6), and one in
+//! a wrong place a turn (I7): debug builds compare with the rows at each sweep.
 //!
 //! Entries are grouped by the rarest of what they need ([`offer::needs`]), and looked at only where that is on offer.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 
-use rusqlite::{Connection, OptionalExtension as _};
+use rusqlite::Connection;
 
 use super::submit::shape;
 use super::{Error, runs};
@@ -27,22 +27,27 @@ pub(super) struct Place {
     pub(super) arrival: i64,
 }
 
-/// The waiting shapes; `None` until a sweep first asks for them.
+/// The waiting runs.
 #[derive(Debug, Default)]
-pub(super) struct Queue(Option<Entries>);
+pub(super) struct Queue {
+    /// `None` until somebody first asks for them.
+    known: Option<Known>,
+    changes: u64,
+}
 
 #[derive(Debug, Default)]
-struct Entries {
+struct Known {
     groups: HashMap<Offer, HashMap<i64, Entry>>,
     /// In which group each shape is.
     group_of: HashMap<i64, Offer>,
+    /// How many runs wait, by principal and priority.
+    counts: BTreeMap<String, BTreeMap<i64, i64>>,
 }
 
-/// A shape of which a run may wait.
+/// A shape of which a run waits.
 #[derive(Debug)]
 struct Entry {
-    /// Not behind the first run of it that waits.
-    place: Place,
+    places: BTreeSet<Place>,
     needs: Box<[(Offer, u32)]>,
     /// The requirement as JSON: a tenth of what it takes as a value, and it is seldom looked at.
     requirement: Box<str>,
@@ -51,30 +56,47 @@ struct Entry {
 impl Queue {
     /// Forgets everything: it is read again when it is next asked for.
     pub(super) fn forget(&mut self) {
-        self.0 = None;
+        self.known = None;
+    }
+
+    /// Counts the moves that were noted. A part of a write that is undone after it has noted one must [`Self::forget`].
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Notes that a run of this requirement waits at `place`.
-    pub(super) fn add(&mut self, shape: i64, requirement: &Requirement, place: Place) -> Result<(), Error> {
-        match &mut self.0 {
-            Some(entries) => entries.add(shape, requirement, place),
-            None => Ok(()),
-        }
+    pub(super) fn join(
+        &mut self,
+        principal: &str,
+        shape: i64,
+        requirement: &Requirement,
+        place: Place,
+    ) -> Result<(), Error> {
+        self.changes += 1;
+        let Some(known) = &mut self.known else { return Ok(()) };
+        known.count(principal, place, 1);
+        known.enter(shape, place, || Ok(requirement.clone()))
+    }
+
+    /// Notes that the run of this shape at `place` waits no longer.
+    pub(super) fn leave(&mut self, principal: &str, shape: i64, place: Place) {
+        self.changes += 1;
+        let Some(known) = &mut self.known else { return };
+        known.count(principal, place, -1);
+        known.remove(shape, place);
     }
 
     /// Reads the rows, if that was not done yet.
     pub(super) fn load(&mut self, conn: &Connection) -> Result<(), Error> {
-        if self.0.is_none() {
-            self.0 = Some(read(conn)?);
+        if self.known.is_none() {
+            self.known = Some(read(conn)?);
         }
-        #[cfg(debug_assertions)]
-        super::statements::unseen(|| self.check(conn))?;
         Ok(())
     }
 
-    /// Returns place and shape of all entries whose needs are all among `offered`, which counts nodes.
+    /// Returns shape and first place of all entries whose needs are all among `offered`, which counts nodes.
     pub(super) fn candidates(&self, offered: &HashMap<Offer, u32>) -> Vec<(Place, i64)> {
-        let Some(Entries { groups, .. }) = &self.0 else { return Vec::new() };
+        let Some(Known { groups, .. }) = &self.known else { return Vec::new() };
         // From the side where there is less to go through.
         let groups: Vec<&HashMap<i64, Entry>> = if groups.len() < offered.len() {
             groups.iter().filter(|(need, _)| offered.contains_key(need)).map(|(_, group)| group).collect()
@@ -83,100 +105,135 @@ impl Queue {
         };
         let is_offered = |(need, count): &(Offer, u32)| offered.get(need).is_some_and(|own| own >= count);
         let entries = groups.into_iter().flatten().filter(|(_, entry)| entry.needs.iter().all(is_offered));
-        entries.map(|(shape, entry)| (entry.place, *shape)).collect()
+        entries.filter_map(|(shape, entry)| entry.places.first().map(|place| (*place, *shape))).collect()
     }
 
-    /// Returns the requirement of a shape that has an entry.
+    /// Returns the requirement of a shape of which a run waits.
     pub(super) fn requirement(&self, shape: i64) -> Result<Option<Requirement>, Error> {
-        let Some(entry) = self.0.as_ref().and_then(|entries| entries.find(shape)) else { return Ok(None) };
+        let Some(entry) = self.known.as_ref().and_then(|known| known.find(shape)) else { return Ok(None) };
         Ok(Some(serde_json::from_str(&entry.requirement)?))
     }
 
-    /// Corrects an entry by the first run of its shape that waits; `None`: none does.
-    pub(super) fn correct(&mut self, shape: i64, first: Option<Place>) {
-        let Some(entries) = &mut self.0 else { return };
-        let Some(need) = entries.group_of.get(&shape).copied() else { return };
-        let group = entries.groups.get_mut(&need).expect("a shape's group is there");
-        if let Some(place) = first {
-            group.get_mut(&shape).expect("a shape is in its group").place = place;
-            return;
-        }
-        group.remove(&shape);
-        if group.is_empty() {
-            entries.groups.remove(&need);
-        }
-        entries.group_of.remove(&shape);
+    /// Returns the place of the first run of `shape` behind `place`.
+    pub(super) fn next(&self, shape: i64, place: Place) -> Option<Place> {
+        let entry = self.known.as_ref()?.find(shape)?;
+        entry.places.range((Bound::Excluded(place), Bound::Unbounded)).next().copied()
     }
 
-    /// Debug builds compare with the rows every time: a waiting run that has no entry would wait for ever.
+    /// Counts the waiting runs of `priority` or higher.
+    pub(super) fn down_to(&self, priority: i64) -> i64 {
+        let counts = self.known.iter().flat_map(|known| known.counts.values());
+        counts.flat_map(|own| own.range(priority..)).map(|(_, runs)| runs).sum()
+    }
+
+    /// Counts the waiting runs of a principal.
+    pub(super) fn of(&self, principal: &str) -> i64 {
+        let own = self.known.as_ref().and_then(|known| known.counts.get(principal));
+        own.map_or(0, |own| own.values().sum())
+    }
+
+    /// Compares with the rows: a waiting run that is not here would wait for ever.
     #[cfg(debug_assertions)]
-    fn check(&self, conn: &Connection) -> Result<(), Error> {
-        let entries = self.0.as_ref().expect("it was loaded");
-        let mut statement =
-            conn.prepare_cached("SELECT shape, priority, arrival, run_id, contract FROM runs WHERE state = 'QUEUED'")?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let own: i64 = row.get(0)?;
-            let place = Place { priority: Reverse(row.get(1)?), arrival: row.get(2)? };
-            let run = RunId::from_stored(row.get::<_, String>(3)?);
-            match entries.find(own) {
-                Some(entry) => assert!(entry.place <= place, "run {run} waits before the place that is known"),
-                // Somebody has changed the row by hand.
-                None => assert!(sound(&run, own, &row.get::<_, String>(4)?).is_err(), "run {run} waits unknown"),
-            }
-        }
+    pub(super) fn check(&self, conn: &Connection) -> Result<(), Error> {
+        let Some(own) = &self.known else { return Ok(()) };
+        let rows = read(conn)?;
+        assert_eq!(own.counts, rows.counts, "the waiting runs by count and by rows");
+        assert_eq!(own.places(), rows.places(), "the waiting runs by shape, in memory and by rows");
         Ok(())
     }
 }
 
-impl Entries {
+impl Known {
     fn find(&self, shape: i64) -> Option<&Entry> {
         self.groups.get(self.group_of.get(&shape)?)?.get(&shape)
     }
 
-    fn add(&mut self, shape: i64, requirement: &Requirement, place: Place) -> Result<(), Error> {
+    fn count(&mut self, principal: &str, place: Place, by: i64) {
+        let priority = place.priority.0;
+        if !self.counts.contains_key(principal) {
+            self.counts.insert(principal.to_owned(), BTreeMap::new());
+        }
+        let own = self.counts.get_mut(principal).expect("it is there now");
+        let runs = own.entry(priority).or_default();
+        *runs += by;
+        if *runs == 0 {
+            own.remove(&priority);
+            if own.is_empty() {
+                self.counts.remove(principal);
+            }
+        }
+    }
+
+    /// Enters a run; its requirement is asked for when it is the first of its shape.
+    fn enter(
+        &mut self,
+        shape: i64,
+        place: Place,
+        requirement: impl FnOnce() -> Result<Requirement, Error>,
+    ) -> Result<(), Error> {
         if let Some(need) = self.group_of.get(&shape) {
             let group = self.groups.get_mut(need).expect("a shape's group is there");
-            let entry = group.get_mut(&shape).expect("a shape is in its group");
-            entry.place = entry.place.min(place);
+            group.get_mut(&shape).expect("a shape is in its group").places.insert(place);
             return Ok(());
         }
-        let needs = offer::needs(requirement).into_boxed_slice();
+        let requirement = requirement()?;
+        let needs = offer::needs(&requirement).into_boxed_slice();
         let rarest = needs[0].0;
-        let requirement = serde_json::to_string(requirement)?.into_boxed_str();
+        let requirement = serde_json::to_string(&requirement)?.into_boxed_str();
+        let entry = Entry { places: BTreeSet::from([place]), needs, requirement };
         self.group_of.insert(shape, rarest);
-        self.groups.entry(rarest).or_default().insert(shape, Entry { place, needs, requirement });
+        self.groups.entry(rarest).or_default().insert(shape, entry);
         Ok(())
+    }
+
+    fn remove(&mut self, shape: i64, place: Place) {
+        // One that somebody has changed by hand was never entered.
+        let Some(need) = self.group_of.get(&shape).copied() else { return };
+        let group = self.groups.get_mut(&need).expect("a shape's group is there");
+        let entry = group.get_mut(&shape).expect("a shape is in its group");
+        entry.places.remove(&place);
+        if !entry.places.is_empty() {
+            return;
+        }
+        group.remove(&shape);
+        if group.is_empty() {
+            self.groups.remove(&need);
+        }
+        self.group_of.remove(&shape);
+    }
+
+    #[cfg(debug_assertions)]
+    fn places(&self) -> BTreeMap<i64, &BTreeSet<Place>> {
+        self.groups.values().flatten().map(|(shape, entry)| (*shape, &entry.places)).collect()
     }
 }
 
-/// Reads all shapes that wait: one step of the index for each, however many runs of it wait.
-fn read(conn: &Connection) -> Result<Entries, Error> {
-    let mut entries = Entries::default();
-    let mut first_of_shape = conn.prepare_cached(FIRST_OF_SHAPE)?;
-    let mut from = Some(i64::MIN);
-    while let Some(at_least) = from {
-        let found = first_of_shape
-            .query_row([at_least], |row| Ok((row.get::<_, i64>(0)?, head(row)?, row.get::<_, String>(4)?)))
-            .optional()?;
-        let Some((own, (first_place, mut run), mut contract)) = found else { break };
-        let mut place = first_place;
-        loop {
-            match sound(&run, own, &contract) {
-                Ok(requirement) => {
-                    entries.add(own, &requirement, first_place)?;
-                    break;
-                }
-                // A row that somebody has changed by hand does not speak for the others of its shape.
-                Err(error) => log::error!("a waiting run cannot be promoted run={run} cause={error}"),
-            }
-            let Some(next) = first(conn, own, Some(place))? else { break };
-            (place, run) = next;
-            contract = conn.prepare_cached(CONTRACT)?.query_row([run.as_str()], |row| row.get(0))?;
+/// Reads what waits.
+fn read(conn: &Connection) -> Result<Known, Error> {
+    let mut known = Known::default();
+    let mut statement = conn.prepare_cached(
+        "SELECT priority, arrival, principal, shape, run_id, contract FROM runs INDEXED BY runs_waiting
+         WHERE state = 'QUEUED'",
+    )?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let place = Place { priority: Reverse(row.get(0)?), arrival: row.get(1)? };
+        known.count(&row.get::<_, String>(2)?, place, 1);
+        let shape = row.get(3)?;
+        let mut unsound = None;
+        let entered = known.enter(shape, place, || {
+            let run = RunId::from_stored(row.get::<_, String>(4)?);
+            let requirement = sound(&run, shape, &row.get::<_, String>(5)?);
+            unsound = requirement.is_err().then_some(run);
+            requirement
+        });
+        match (entered, unsound) {
+            // A row that somebody has changed by hand does not speak for the others of its shape.
+            (Err(error), Some(run)) => log::error!("a waiting run cannot be promoted run={run} cause={error}"),
+            (entered, _) => entered?,
         }
-        from = own.checked_add(1);
     }
-    Ok(entries)
+    Ok(known)
 }
 
 /// Returns what a stored contract requires, if that is of the stored shape.
@@ -186,35 +243,4 @@ fn sound(run: &RunId, own: i64, contract: &str) -> Result<Requirement, Error> {
         return Err(Error::Broken(format!("the shape of run {run} is not that of its contract")));
     }
     Ok(contract.requires)
-}
-
-const FIRST_OF_SHAPE: &str = "SELECT shape, priority, arrival, run_id, contract FROM runs INDEXED BY runs_waiting_shape
-    WHERE state = 'QUEUED' AND shape >= ?1 ORDER BY shape, priority DESC, arrival LIMIT 1";
-
-const CONTRACT: &str = "SELECT contract FROM runs WHERE run_id = ?1";
-
-// Two statements, because an index in mixed order serves no comparison of both columns at once.
-const FIRST_OF_PRIORITY: &str = "SELECT shape, priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
-    WHERE state = 'QUEUED' AND shape = ?1 AND priority = ?2 AND arrival > ?3 ORDER BY arrival LIMIT 1";
-
-const FIRST_BELOW_PRIORITY: &str = "SELECT shape, priority, arrival, run_id FROM runs INDEXED BY runs_waiting_shape
-    WHERE state = 'QUEUED' AND shape = ?1 AND priority < ?2 ORDER BY priority DESC, arrival LIMIT 1";
-
-/// Reads a waiting run's place and id from the second column on.
-fn head(row: &rusqlite::Row) -> rusqlite::Result<(Place, RunId)> {
-    let place = Place { priority: Reverse(row.get(1)?), arrival: row.get(2)? };
-    Ok((place, RunId::from_stored(row.get::<_, String>(3)?)))
-}
-
-/// Returns the first waiting run of `shape`, or the first behind `place`.
-pub(super) fn first(conn: &Connection, shape: i64, place: Option<Place>) -> Result<Option<(Place, RunId)>, Error> {
-    let priority = place.map_or(i64::MAX, |place| place.priority.0);
-    if let Some(place) = place {
-        let mut statement = conn.prepare_cached(FIRST_OF_PRIORITY)?;
-        let head = statement.query_row((shape, priority, place.arrival), head).optional()?;
-        if head.is_some() {
-            return Ok(head);
-        }
-    }
-    Ok(conn.prepare_cached(FIRST_BELOW_PRIORITY)?.query_row((shape, priority), head).optional()?)
 }

@@ -173,6 +173,7 @@ fn fall_silent(tx: &Tx, node: &NodeId) -> Result<(), Error> {
 
 fn settle(tx: &Tx, node: &NodeId) -> Result<(), Error> {
     tx.conn.prepare_cached("UPDATE nodes SET settling_until = 0 WHERE node_id = ?1")?.execute([node.as_str()])?;
+    tx.touch(node);
     progress::resume(tx, node)
 }
 

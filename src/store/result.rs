@@ -5,7 +5,7 @@ use rusqlite::{OptionalExtension as _, named_params};
 use serde_json::{Value, json};
 
 use super::error::Refusal;
-use super::live::Live;
+use super::live::{Live, StepRow};
 use super::progress;
 use super::runs;
 use super::tx::{About, Tx};
@@ -13,7 +13,7 @@ use super::{Error, not_found};
 use crate::domain::contract::Kind;
 use crate::domain::ids::{NodeId, RunId};
 use crate::domain::run::{RunState, Verdict, VerdictKind};
-use crate::domain::step::StepState;
+use crate::domain::step::{StepEvent, StepState};
 use crate::failpoint;
 
 /// A report as it came in.
@@ -75,23 +75,25 @@ pub enum Reported {
 /// # Errors
 /// [`Error::Refused`] with `not-found`; `invalid-request` for `lost` of a hold; `forbidden` for another's hold.
 pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
-    let row = runs::get(tx, &report.run)?;
-    let step = find(tx, report)?;
-    let by_kind = match (step.kind.as_str(), &report.reporter) {
-        ("run", Reporter::Node { .. }) | ("hold", Reporter::Holder { .. }) => true,
-        ("run", Reporter::Holder { .. }) => {
+    let mut live = Live::load(tx, runs::get(tx, &report.run)?)?;
+    let at = report.seq.checked_sub(1).and_then(|at| usize::try_from(at).ok()).filter(|at| *at < live.steps.len());
+    let at = at.ok_or_else(|| not_found(format_args!("step {} in run {}", report.seq, report.run)))?;
+    let is_hold = matches!(live.contract.steps[at].kind, Kind::Hold { .. });
+    let by_kind = match (&live.contract.steps[at].kind, &report.reporter) {
+        (Kind::Run(_), Reporter::Node { .. }) | (Kind::Hold { .. }, Reporter::Holder { .. }) => true,
+        (Kind::Run(_), Reporter::Holder { .. }) => {
             let refusal = Refusal::new("invalid-request", "the result of a command needs `node_id` and `nonce`");
             return Err(Error::Refused(refusal.at("/node_id")));
         }
         _ => false,
     };
-    if report.outcome == Outcome::Lost && step.kind == "hold" {
+    if report.outcome == Outcome::Lost && is_hold {
         return Err(Error::Refused(Refusal::new("invalid-request", "a hold is not lost, it is let go").at("/lost")));
     }
     if let Reporter::Holder { principal, operator } = &report.reporter
         && by_kind
         && !operator
-        && *principal != row.principal
+        && *principal != live.run.principal
     {
         return Err(Error::Refused(Refusal::new("forbidden", "only the run's principal or an operator holds it")));
     }
@@ -101,28 +103,21 @@ pub fn report(tx: &Tx, report: &Report) -> Result<Reported, Error> {
     }
     // Asked only now: a node that was removed since has its reports answered as before.
     if let Reporter::Node { node, .. } = &report.reporter
-        && !tx.conn.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?1")?.exists([node.as_str()])?
+        && tx.fleet()?.find(node).is_none()
     {
         return Err(not_found(format_args!("node {node}")));
     }
+    let step = &live.steps[at];
     let current = by_kind
-        && row.state == RunState::Running
-        && step.state == StepState::Claimed.as_str()
+        && live.run.state == RunState::Running
+        && step.state == StepState::Claimed
         && step.attempt == report.attempt
-        && holds(tx, report)?;
+        && holds(tx, report, step)?;
     if !current {
-        return stale(tx, report, &step);
-    }
-    let mut live = Live::load(tx, row)?;
-    let at = usize::try_from(report.seq - 1).map_err(|_| Error::Broken("a step's number below 1".into()))?;
-    if at >= live.steps.len() || !matches!(live.contract.steps[at].kind, Kind::Run(_) | Kind::Hold { .. }) {
-        return Err(Error::Broken(format!("step {} of run {} is not what its row says", report.seq, report.run)));
+        return stale(tx, report, step);
     }
     apply(tx, &mut live, at, &report.outcome)?;
-    let state: String = tx
-        .conn
-        .prepare_cached("SELECT state FROM steps WHERE run_id = ?1 AND seq = ?2")?
-        .query_row((report.run.as_str(), report.seq), |row| row.get(0))?;
+    let state = live.steps[at].state.as_str();
     let answer = json!({
         "run_id": report.run.as_str(), "seq": report.seq, "attempt": report.attempt, "state": state, "claim": null,
     });
@@ -159,7 +154,9 @@ fn apply(tx: &Tx, live: &mut Live, at: usize, outcome: &Outcome) -> Result<(), E
                 step: Some(live.contract.steps[at].id.clone()),
                 node,
             };
-            runs::end(tx, &live.run, &verdict)
+            runs::end(tx, &live.run, &verdict)?;
+            live.steps[at].state = live.steps[at].state.next(StepEvent::Cancel)?;
+            Ok(())
         }
     }
 }
@@ -168,30 +165,12 @@ fn on_node(live: &Live, at: usize) -> String {
     live.steps[at].node_id.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default()
 }
 
-struct StepFound {
-    kind: String,
-    state: String,
-    attempt: i64,
-}
-
-fn find(tx: &Tx, report: &Report) -> Result<StepFound, Error> {
-    let mut statement =
-        tx.conn.prepare_cached("SELECT kind, state, attempt FROM steps WHERE run_id = ?1 AND seq = ?2")?;
-    let step = statement.query_row((report.run.as_str(), report.seq), |row| {
-        Ok(StepFound { kind: row.get(0)?, state: row.get(1)?, attempt: row.get(2)? })
-    });
-    step.optional()?.ok_or_else(|| not_found(format_args!("step {} in run {}", report.seq, report.run)))
-}
-
 /// Says whether the reporter holds the step now: the node's lease with this nonce, for this run (I8).
-fn holds(tx: &Tx, report: &Report) -> Result<bool, Error> {
+fn holds(tx: &Tx, report: &Report, step: &StepRow) -> Result<bool, Error> {
     let Reporter::Node { node, nonce } = &report.reporter else { return Ok(true) };
-    let mut statement = tx.conn.prepare_cached(
-        "SELECT 1 FROM leases JOIN steps USING (node_id)
-         WHERE leases.node_id = ?1 AND leases.run_id = ?2 AND nonce = ?3
-           AND steps.run_id = leases.run_id AND steps.seq = ?4 AND steps.state = 'CLAIMED'",
-    )?;
-    Ok(statement.exists((node.as_str(), report.run.as_str(), nonce, report.seq))?)
+    let mut statement =
+        tx.conn.prepare_cached("SELECT 1 FROM leases WHERE node_id = ?1 AND run_id = ?2 AND nonce = ?3")?;
+    Ok(step.node_id.as_ref() == Some(node) && statement.exists((node.as_str(), report.run.as_str(), nonce))?)
 }
 
 /// Returns the answer that an equal report on this attempt was given.
@@ -220,7 +199,7 @@ fn canonical(report: &Report) -> String {
 }
 
 /// Notes a report that does not count.
-fn stale(tx: &Tx, report: &Report, step: &StepFound) -> Result<Reported, Error> {
+fn stale(tx: &Tx, report: &Report, step: &StepRow) -> Result<Reported, Error> {
     let who = match &report.reporter {
         Reporter::Node { node, .. } => node.as_str(),
         Reporter::Holder { principal, .. } => principal,

@@ -3,14 +3,16 @@
 //! `move_run` is the only one that writes `runs.state` after the insert; `end` is the only way out of QUEUED and
 //! RUNNING to a terminal state, and takes the run's leases and unfinished steps with it (I2).
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rusqlite::{OptionalExtension as _, named_params};
+use rusqlite::{OptionalExtension as _, ToSql, named_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::hub::Topic;
+use super::queue::Place;
 use super::tx::{About, Tx};
 use super::{Error, history, lease, request};
 use crate::clock::Ms;
@@ -45,6 +47,9 @@ pub struct AssignedNode {
 #[derive(Clone, Debug)]
 pub(super) struct RunRow {
     pub(super) run_id: RunId,
+    pub(super) arrival: i64,
+    pub(super) priority: i64,
+    pub(super) shape: i64,
     pub(super) state: RunState,
     pub(super) principal: String,
     pub(super) contract: String,
@@ -52,24 +57,48 @@ pub(super) struct RunRow {
     pub(super) holder_until: Ms,
 }
 
+impl RunRow {
+    /// Where it waits, or waited.
+    fn place(&self) -> Place {
+        Place { priority: Reverse(self.priority), arrival: self.arrival }
+    }
+}
+
+macro_rules! select {
+    ($which:literal) => {
+        concat!(
+            "SELECT run_id, arrival, priority, shape, state, principal, contract, assigned, holder_until FROM runs WHERE ",
+            $which
+        )
+    };
+}
+
 /// Reads a run, if it exists.
 pub(super) fn find(tx: &Tx, run: &RunId) -> Result<Option<RunRow>, Error> {
-    let mut statement = tx
-        .conn
-        .prepare_cached("SELECT state, principal, contract, assigned, holder_until FROM runs WHERE run_id = ?1")?;
-    let row = statement
-        .query_row([run.as_str()], |row| {
-            Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get::<_, Option<String>>(3)?, row.get(4)?))
-        })
-        .optional()?;
-    let Some((state, principal, contract, assigned, holder_until)) = row else { return Ok(None) };
+    read(tx, select!("run_id = ?1"), run.as_str())
+}
+
+/// Reads the run that arrived at this number.
+pub(super) fn at(tx: &Tx, arrival: i64) -> Result<RunRow, Error> {
+    let row = read(tx, select!("arrival = ?1"), arrival)?;
+    row.ok_or_else(|| Error::Broken(format!("there is no run number {arrival}")))
+}
+
+fn read(tx: &Tx, query: &str, key: impl ToSql) -> Result<Option<RunRow>, Error> {
+    let mut statement = tx.conn.prepare_cached(query)?;
+    let mut rows = statement.query([key])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let assigned: Option<String> = row.get(7)?;
     Ok(Some(RunRow {
-        run_id: run.clone(),
-        state: parse_state(&state)?,
-        principal,
-        contract,
+        run_id: RunId::from_stored(row.get::<_, String>(0)?),
+        arrival: row.get(1)?,
+        priority: row.get(2)?,
+        shape: row.get(3)?,
+        state: parse_state(&row.get::<_, String>(4)?)?,
+        principal: row.get(5)?,
+        contract: row.get(6)?,
         assigned: assigned.map_or(Ok(Vec::new()), |text| serde_json::from_str(&text))?,
-        holder_until,
+        holder_until: row.get(8)?,
     }))
 }
 
@@ -123,68 +152,52 @@ pub(super) fn parse_state(word: &str) -> Result<RunState, Error> {
     RunState::parse(word).ok_or_else(|| Error::Broken(format!("a run's state is {word:?}")))
 }
 
-/// Moves a run from `from` by `event`. Returns `false` when it is not in `from` any more: someone else moved it.
+/// Moves a run by `event`. Returns `false` when it is not in the state that `run` says any more: someone else moved it.
 ///
 /// # Errors
 /// An illegal move is an error, not an update.
-fn move_run(tx: &Tx, run: &RunId, from: RunState, event: RunEvent, verdict: Option<&Verdict>) -> Result<bool, Error> {
-    let to = from.next(event)?;
+fn move_run(tx: &Tx, run: &RunRow, event: RunEvent, verdict: Option<&Verdict>) -> Result<bool, Error> {
+    let to = run.state.next(event)?;
     let verdict = verdict.map(|verdict| verdict_json(verdict).to_string());
     let rows = tx
         .conn
         .prepare_cached(
             "UPDATE runs SET state = :to, verdict = :verdict, ended_at = CASE WHEN :verdict IS NULL THEN NULL ELSE :now END
-             WHERE run_id = :run AND state = :from",
+             WHERE arrival = :arrival AND state = :from",
         )?
         .execute(named_params! {
-            ":to": to.as_str(), ":verdict": verdict, ":now": tx.now, ":run": run.as_str(), ":from": from.as_str(),
+            ":to": to.as_str(), ":verdict": verdict, ":now": tx.now, ":arrival": run.arrival,
+            ":from": run.state.as_str(),
         })?;
-    if rows == 1 && from == RunState::Queued {
-        leave_queue(tx, run)?;
+    if rows == 1 && run.state == RunState::Queued {
+        leave_queue(tx, run);
     }
     Ok(rows == 1)
 }
 
-/// Moves a QUEUED run to RUNNING with what it was assigned. Returns `false` when it is not QUEUED any more.
-pub(super) fn promote(tx: &Tx, run: &RunId, assigned: &[Assigned], limit_ms: i64) -> Result<bool, Error> {
+/// Moves a QUEUED run to RUNNING with what `run` says that it is assigned. Returns `false` when it is not QUEUED any more.
+pub(super) fn promote(tx: &Tx, run: &RunRow, limit_ms: i64) -> Result<bool, Error> {
     // The state is guarded by the same statement that writes what goes with it.
     RunState::Queued.next(RunEvent::Promote)?;
     let rows = tx
         .conn
         .prepare_cached(
             "UPDATE runs SET state = 'RUNNING', assigned = :assigned, started_at = :now, ends_by = :ends_by
-             WHERE run_id = :run AND state = 'QUEUED'",
+             WHERE arrival = :arrival AND state = 'QUEUED'",
         )?
         .execute(named_params! {
-            ":assigned": serde_json::to_string(assigned)?, ":now": tx.now, ":ends_by": tx.after(limit_ms),
-            ":run": run.as_str(),
+            ":assigned": serde_json::to_string(&run.assigned)?, ":now": tx.now, ":ends_by": tx.after(limit_ms),
+            ":arrival": run.arrival,
         })?;
     if rows == 1 {
-        leave_queue(tx, run)?;
+        leave_queue(tx, run);
     }
     Ok(rows == 1)
 }
 
-/// Counts a run that begins to wait.
-pub(super) fn join_queue(tx: &Tx, principal: &str, priority: i64) -> Result<(), Error> {
-    tx.conn
-        .prepare_cached(
-            "INSERT INTO waiting (principal, priority, runs) VALUES (?1, ?2, 1)
-             ON CONFLICT (principal, priority) DO UPDATE SET runs = runs + 1",
-        )?
-        .execute((principal, priority))?;
-    Ok(())
-}
-
-/// Counts a run that waits no longer.
-fn leave_queue(tx: &Tx, run: &RunId) -> Result<(), Error> {
-    tx.conn
-        .prepare_cached(
-            "UPDATE waiting SET runs = runs - 1
-             WHERE (principal, priority) = (SELECT principal, priority FROM runs WHERE run_id = ?1)",
-        )?
-        .execute([run.as_str()])?;
-    Ok(())
+/// Notes that a run waits no longer.
+fn leave_queue(tx: &Tx, run: &RunRow) {
+    tx.memory.queue.borrow_mut().leave(&run.principal, run.shape, run.place());
 }
 
 /// Stores what a run is assigned: acquired roles are added, released ones stay.
@@ -202,14 +215,13 @@ pub(super) fn store_assigned(tx: &Tx, run: &RunId, assigned: &[Assigned]) -> Res
 pub(super) fn end(tx: &Tx, run: &RunRow, verdict: &Verdict) -> Result<(), Error> {
     let id = &run.run_id;
     let event = verdict.kind.event(run.state);
-    if !move_run(tx, id, run.state, event, Some(verdict))? {
+    if !move_run(tx, run, event, Some(verdict))? {
         return Err(Error::Broken(format!("run {id} is not {} any more", run.state)));
     }
     failpoint!("run.after_state");
     // Which nodes have a step in hand is asked before the steps are ended: they have to settle.
     lease::end_all(tx, run, verdict.kind.as_str())?;
     failpoint!("run.after_leases");
-    tx.conn.prepare_cached("UPDATE records SET owed = 1 WHERE run_id = ?1")?.execute([id.as_str()])?;
     cancel_steps(tx, id)?;
     failpoint!("run.after_steps");
     request::release(tx, id)?;

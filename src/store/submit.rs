@@ -72,8 +72,8 @@ pub enum Submitted {
     Existing(RunId),
     /// The run has its nodes.
     Placed(RunId),
-    /// The run waits.
-    Queued(RunId),
+    /// The run waits, at this position (counted from 1).
+    Queued(RunId, i64),
     /// No known nodes can ever do it: the run is stored FAILED. A dry run has no id.
     Rejected(Option<RunId>, Reject),
 }
@@ -121,10 +121,13 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
     drop(fleet);
     if let Some(assigned) = assigned {
         let placed = tx.attempt(|| {
-            insert(tx, submission, &id, &New::Placed(&assigned))?;
+            let arrival = insert(tx, submission, &id, &New::Placed(&assigned))?;
             tx.memory.contracts.borrow_mut().keep(&id, &submission.canonical, contract);
             let run = RunRow {
                 run_id: id.clone(),
+                arrival,
+                priority: contract.priority,
+                shape: submission.shape,
                 state: RunState::Running,
                 principal: submission.principal.clone(),
                 contract: submission.canonical.clone(),
@@ -150,13 +153,15 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
         }
     }
     let most = tx.settings.queued_per_principal;
-    if most > 0 && waiting_of(tx, &submission.principal)? >= most {
+    if most > 0 && tx.queue()?.of(&submission.principal) >= most {
         let detail =
             format!("{most} runs of {} are waiting already (limits.queued_per_principal)", submission.principal);
         return Err(Error::Refused(Refusal::new("queue-limit", detail)));
     }
     insert(tx, submission, &id, &New::Queued)?;
-    Ok(Submitted::Queued(id))
+    // Nobody of its priority has come later.
+    let position = tx.queue()?.down_to(contract.priority);
+    Ok(Submitted::Queued(id, position))
 }
 
 /// Marks, inside this module only, that placing was undone for a key collision.
@@ -176,11 +181,6 @@ fn fit(contract: &Contract, available: &[&Entry]) -> Option<Vec<Vec<usize>>> {
     matching::fit(&contract.requires, &nodes)
 }
 
-fn waiting_of(tx: &Tx, principal: &str) -> Result<i64, Error> {
-    let mut statement = tx.conn.prepare_cached("SELECT coalesce(sum(runs), 0) FROM waiting WHERE principal = ?1")?;
-    Ok(statement.query_row([principal], |row| row.get(0))?)
-}
-
 /// How a run comes into being.
 enum New<'a> {
     Placed(&'a [Assigned]),
@@ -188,9 +188,9 @@ enum New<'a> {
     Rejected(&'a Reject),
 }
 
-/// Inserts the run, its steps and its record's row. Queued differs from placed in what `start` does afterwards: no
+/// Inserts the run and its steps; returns its arrival. Queued differs from placed in what `start` does afterwards: no
 /// lease, no acquisition, no question, no hold (I4).
-fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(), Error> {
+fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<i64, Error> {
     let contract = &submission.contract;
     let (state, assigned, reject) = match new {
         New::Placed(assigned) => (RunState::Running, Some(serde_json::to_string(assigned)?), None),
@@ -222,19 +222,13 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
     failpoint!("submit.after_steps");
-    tx.conn.prepare_cached("INSERT INTO records (run_id, opened_at, owed) VALUES (?1, ?2, ?3)")?.execute((
-        id.as_str(),
-        tx.now,
-        state.is_terminal(),
-    ))?;
     let about = json!({"name": contract.name, "work": contract.work, "by": submission.principal});
     tx.event("run.submitted", About::run(id), &about)?;
     match new {
         New::Placed(_) => {}
         New::Queued => {
             let place = Place { priority: Reverse(contract.priority), arrival };
-            tx.memory.queue.borrow_mut().add(shape, &contract.requires, place)?;
-            runs::join_queue(tx, &submission.principal, contract.priority)?;
+            tx.memory.queue.borrow_mut().join(&submission.principal, shape, &contract.requires, place)?;
             tx.event("run.queued", About::run(id), &about)?;
             failpoint!("queue.after_rows");
             tx.log(|| format!("run queued run={id} principal={}", submission.principal));
@@ -249,7 +243,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<(),
         }
     }
     tx.tell(Topic::Run(id.clone()));
-    Ok(())
+    Ok(arrival)
 }
 
 /// Returns until when a new run waits for a sign of whoever attends it.

@@ -14,12 +14,11 @@ use std::sync::atomic::Ordering;
 use super::begin::assign;
 use super::live::Live;
 use super::progress;
-use super::queue::{self, Place};
+use super::queue::Place;
 use super::runs;
 use super::submit::shape;
 use super::tx::Tx;
 use super::{Error, lease};
-use crate::domain::ids::RunId;
 use crate::domain::matching::{self, Node};
 use crate::domain::run::RunState;
 use crate::failpoint;
@@ -29,8 +28,8 @@ use crate::failpoint;
 struct Head {
     place: Place,
     shape: i64,
-    /// `None`: the rows were not asked yet, and the place may be earlier than that of the run.
-    run: Option<RunId>,
+    /// Whether its shape is known to have fitted in this sweep.
+    was_tried: bool,
 }
 
 /// What became of one run.
@@ -58,10 +57,11 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
         if !fleet.has_available(tx.now) {
             return Ok(());
         }
-        let mut queue = tx.memory.queue.borrow_mut();
-        queue.load(tx.conn)?;
+        let queue = tx.queue()?;
+        #[cfg(debug_assertions)]
+        super::statements::unseen(|| queue.check(tx.conn))?;
         let candidates = queue.candidates(fleet.offered()).into_iter();
-        BinaryHeap::from_iter(candidates.map(|(place, shape)| Reverse(Head { place, shape, run: None })))
+        BinaryHeap::from_iter(candidates.map(|(place, shape)| Reverse(Head { place, shape, was_tried: false })))
     };
     // Shapes whose run was left for its width: the next of them is tried once the available nodes have changed, and
     // only from the place where they did.
@@ -70,26 +70,12 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
         if tx.memory.stopping.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let Head { mut place, shape, run } = head;
-        let run = match run {
-            Some(run) => run,
-            None if !fits(tx, shape)? => continue,
-            None => {
-                let first = queue::first(tx.conn, shape, None)?;
-                tx.memory.queue.borrow_mut().correct(shape, first.as_ref().map(|(place, _)| *place));
-                let Some((own, run)) = first else { continue };
-                if own > place {
-                    // Others may come before it.
-                    heads.push(Reverse(Head { place: own, shape, run: Some(run) }));
-                    continue;
-                }
-                place = own;
-                run
-            }
-        };
-        match promote(tx, &run, shape) {
+        let Head { place, shape, was_tried } = head;
+        if !was_tried && !fits(tx, shape)? {
+            continue;
+        }
+        match promote(tx, place, shape) {
             Ok(Promotion::TooWide) => {
-                tx.log(|| format!("run fits only with more nodes than lease.max_per_run run={run}"));
                 too_wide.push(shape);
                 continue;
             }
@@ -105,7 +91,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
             }
             Ok(Promotion::Overtaken) => {}
             Err(error) if error.is_of_the_group() => return Err(error),
-            Err(error) => log::error!("cannot promote run={run} cause={error}"),
+            Err(error) => log::error!("cannot promote a run arrival={} cause={error}", place.arrival),
         }
         heads.extend(next(tx, shape, place)?);
     }
@@ -114,8 +100,8 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
 
 /// Returns the first waiting run of `shape` behind `place`.
 fn next(tx: &Tx, shape: i64, place: Place) -> Result<Option<Reverse<Head>>, Error> {
-    let next = queue::first(tx.conn, shape, Some(place))?;
-    Ok(next.map(|(place, run)| Reverse(Head { place, shape, run: Some(run) })))
+    let next = tx.queue()?.next(shape, place);
+    Ok(next.map(|place| Reverse(Head { place, shape, was_tried: true })))
 }
 
 /// Says whether runs of `shape` fit the nodes that are available now.
@@ -126,9 +112,10 @@ fn fits(tx: &Tx, shape: i64) -> Result<bool, Error> {
     Ok(matching::fit(&requirement, &nodes).is_some())
 }
 
-/// Moves one run from QUEUED to RUNNING with its leases, or leaves it as it was.
-fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
-    let mut row = runs::get(tx, run)?;
+/// Moves the run at `place` from QUEUED to RUNNING with its leases, or leaves it as it was.
+fn promote(tx: &Tx, place: Place, own: i64) -> Result<Promotion, Error> {
+    let mut row = runs::at(tx, place.arrival)?;
+    let run = &row.run_id.clone();
     let contract = tx.contract(run, &row.contract)?;
     if shape(&contract.requires) != own {
         // Somebody has changed the row: what becomes of it must say nothing about others.
@@ -140,6 +127,7 @@ fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
         let nodes: Vec<&Node> = available.iter().map(|entry| &entry.node).collect();
         let Some(chosen) = matching::fit(&contract.requires, &nodes) else { return Ok(Promotion::NoFit) };
         if matching::width(&chosen) > tx.settings.lease_max_per_run {
+            tx.log(|| format!("run fits only with more nodes than lease.max_per_run run={run}"));
             return Ok(Promotion::TooWide);
         }
         row.assigned = assign(&contract.requires, &chosen, &available);
@@ -151,7 +139,7 @@ fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
             overtaken.set(true);
             Err(Error::Broken("overtaken".into()))
         };
-        if !runs::promote(tx, run, &row.assigned, limit)? {
+        if !runs::promote(tx, &row, limit)? {
             return undo();
         }
         failpoint!("promote.after_state");
@@ -169,7 +157,7 @@ fn promote(tx: &Tx, run: &RunId, own: i64) -> Result<Promotion, Error> {
         }
         Err(_) if overtaken.get() => {
             log::warn!("a promotion was undone: someone else was first run={run}");
-            tx.memory.fleet.borrow_mut().forget();
+            tx.memory.forget();
             Ok(Promotion::Overtaken)
         }
         Err(error) => Err(error),

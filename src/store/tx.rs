@@ -4,7 +4,7 @@
 //! where it is freed (`lease::end`, a lifted drain, room that appears), not by its caller: a wake cannot be forgotten
 //! (I6).
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -125,10 +125,16 @@ impl<'a> Tx<'a> {
             (*wake, news.topics.len(), news.lines.len(), freed.len(), touched.len())
         };
         let numbers = self.memory.numbers.get();
+        let moves = self.memory.queue.borrow().changes();
         self.conn.prepare_cached("SAVEPOINT part")?.execute([])?;
         let outcome = part();
         if outcome.is_err() {
             self.memory.numbers.set(numbers);
+            let mut queue = self.memory.queue.borrow_mut();
+            if queue.changes() != moves {
+                queue.forget();
+            }
+            drop(queue);
             let mut effects = self.effects.borrow_mut();
             effects.wake = wake;
             effects.news.topics.truncate(topics);
@@ -188,6 +194,13 @@ impl<'a> Tx<'a> {
     pub(super) fn fleet(&self) -> Result<Ref<'a, Fleet>, Error> {
         self.memory.fleet.borrow_mut().refresh(self.conn, self.settings)?;
         Ok(self.memory.fleet.borrow())
+    }
+
+    /// Returns what waits.
+    pub(super) fn queue(&self) -> Result<RefMut<'a, Queue>, Error> {
+        let mut queue = self.memory.queue.borrow_mut();
+        queue.load(self.conn)?;
+        Ok(queue)
     }
 
     /// Gives a new run its place in the order of arrival (I7).

@@ -362,8 +362,7 @@ impl Writer {
                 log::error!("cannot roll back cause={error}");
             }
         }
-        self.memory.fleet.borrow_mut().forget();
-        self.memory.numbers.set(None);
+        self.memory.forget();
         self.health.note(error);
         for write in writes {
             write.answer(Err(error.clone()));

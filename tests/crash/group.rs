@@ -122,7 +122,6 @@ fn is_done(rows: &Connection, ask: &Ask) -> bool {
         for (what, wanted) in [
             ("SELECT count(*) FROM runs WHERE run_id = ?1", done),
             ("SELECT count(*) FROM steps WHERE run_id = ?1", 2 * done),
-            ("SELECT count(*) FROM records WHERE run_id = ?1", done),
             ("SELECT count(*) FROM events WHERE event = 'run.submitted' AND run_id = ?1", done),
         ] {
             assert_eq!(count(what, run), wanted, "{run}: {what}");

@@ -236,7 +236,6 @@ pub fn snapshot(daemon: &Daemon) -> Vec<String> {
         "SELECT 'attempt', run_id || '/' || seq || '/' || attempt, node_id, report IS NOT NULL FROM attempts ORDER BY 2",
         "SELECT 'held', run_id || ' ' || node_id, why, \"to\" IS NULL FROM lease_history ORDER BY 2, 3",
         "SELECT 'artifact', run_id || '/' || seq || '/' || attempt, path, sha256 FROM artifacts ORDER BY 2, 3",
-        "SELECT 'waiting', principal, priority, runs FROM waiting WHERE runs > 0 ORDER BY 2, 3",
         "SELECT 'told', event, run_id, NULL FROM outbox ORDER BY 2, 3",
         // Each transition once, also in what is told of it.
         "SELECT 'event', event, run_id, count(*) FROM events

@@ -1,5 +1,5 @@
-//! Two moments of a seal that no kill shows: something is noted between its reading and its mark, and the disk fails
-//! at the mark itself.
+//! Seals: two moments that no kill shows (something is noted between the reading and the mark, and the disk fails at the
+//! mark itself), and many that are made together.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -40,12 +40,12 @@ fn place(data: &Path) -> PathBuf {
 fn record(data: &Path) -> (u64, String) {
     let folder = std::fs::metadata(place(data)).expect("it is there").ino();
     let manifest = std::fs::read(place(data).join("manifest.json")).expect("it is there");
-    (folder, Sha256::digest(manifest).iter().map(|byte| format!("{byte:02x}")).collect())
+    (folder, hash_of(&manifest))
 }
 
 fn mark(data: &Path) -> Option<String> {
     let rows = crate::support::open_rows(data);
-    rows.query_row("SELECT manifest_sha256 FROM records", [], |row| row.get(0)).expect("a record")
+    rows.query_row("SELECT manifest_sha256 FROM runs", [], |row| row.get(0)).expect("a record")
 }
 
 /// I9: what was noted while the files were written is in the record, not behind its back.
@@ -95,7 +95,7 @@ fn nothing_is_put_in_the_place_of_a_record_whose_mark_may_have_been_kept() {
         if is_kept {
             // As the write-ahead log may show it to the next start after a sync that failed.
             let rows = Connection::open(data.join(DATABASE)).expect("the database");
-            let keep = "UPDATE records SET sealed_at = (SELECT ended_at FROM runs), manifest_sha256 = ?1, owed = 0";
+            let keep = "UPDATE runs SET sealed_at = ended_at, manifest_sha256 = ?1";
             assert_eq!(rows.execute(keep, [&marked.1]).expect("a mark"), 1);
         }
         let daemon = Daemon::start(&data, &Lab::default()).expect("it starts");
@@ -105,4 +105,53 @@ fn nothing_is_put_in_the_place_of_a_record_whose_mark_may_have_been_kept() {
         let reply = daemon.exchange("GET", "/v1/runs/r1/record", None, "").expect("an answer");
         assert_eq!(reply.status, 200);
     }
+}
+
+/// Records that are sealed together, killed at each point of it: each is made again, or is whole, and none is lost.
+#[test]
+fn many_that_are_sealed_together_are_each_whole_after_a_kill() {
+    const RUNS: i64 = 20;
+    for point in ["seal.after_files 1", "seal.after_rename 1", "seal.mark 7", "seal.after_mark 1", "seal.after_clean 1"]
+    {
+        let folder = tempfile::tempdir().expect("there is room");
+        let data = folder.path().join("data");
+        let daemon = Daemon::start(&data, &Lab::default()).expect("it starts");
+        // What nothing can ever do ends at once.
+        let contract = json!({
+            "requires": [{"as": "dut", "capability": "laser"}], "steps": [{"id": "a", "uses": "dut", "run": ["true"]}],
+        });
+        // Not one is sealed by the daemon that takes them.
+        order(&data, "hold seal.after_files");
+        for _ in 0..RUNS {
+            let reply = daemon.exchange("POST", "/v1/runs", None, &contract.to_string()).expect("an answer");
+            assert_eq!(reply.status, 422);
+        }
+        drop(daemon);
+        order(&data, &format!("kill {point}"));
+        assert!(Daemon::start(&data, &Lab::default()).is_none(), "{point}: it seals what is owed before it listens");
+        order(&data, "none");
+        let daemon = Daemon::start(&data, &Lab::default()).expect("it starts");
+        let rows = daemon.rows();
+        let mut statement = rows.prepare("SELECT run_id, manifest_sha256 FROM runs").expect("SQL");
+        let sealed = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
+        let mut count = 0;
+        for (run, hash) in sealed.expect("rows").map(|row| row.expect("it is sealed")) {
+            let root = data.join("records").join(&run);
+            let manifest = std::fs::read(root.join("manifest.json")).expect("it is there");
+            assert_eq!(hash_of(&manifest), hash, "{point}: {run}");
+            let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
+            for file in manifest["files"].as_array().expect("a list") {
+                let bytes = std::fs::read(root.join(file["path"].as_str().expect("a path"))).expect("it is there");
+                assert_eq!(hash_of(&bytes), file["sha256"].as_str().expect("a hash"), "{point}: {run} {file}");
+            }
+            count += 1;
+        }
+        assert_eq!(count, RUNS, "{point}");
+        let left = std::fs::read_dir(data.join("records")).expect("it is there").count();
+        assert_eq!(i64::try_from(left), Ok(RUNS), "{point}: nothing else is there");
+    }
+}
+
+fn hash_of(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -11,7 +11,7 @@ use crate::scenarios::SCRIPT;
 
 /// The calls, in groups that are counted apart.
 const CALLS: [&str; 6] =
-    ["pwrite64", "write", "fsync,fdatasync", "ftruncate", "unlink,unlinkat,rmdir", "rename,renameat,renameat2"];
+    ["pwrite64", "write", "fsync,fdatasync,syncfs", "ftruncate", "unlink,unlinkat,rmdir", "rename,renameat,renameat2"];
 
 /// I5, I10: whatever was answered is there, once; whatever was not can be asked again.
 #[test]
@@ -27,7 +27,7 @@ fn at_any_failing_system_call_nothing_that_was_answered_is_missing() {
     let failures = sweep_all(&[
         ("pwrite64", "error=EIO"),
         ("pwrite64", "error=ENOSPC"),
-        ("fsync,fdatasync", "error=EIO"),
+        ("fsync,fdatasync,syncfs", "error=EIO"),
         ("ftruncate", "error=EIO"),
         ("unlink,unlinkat,rmdir", "error=EIO"),
         ("rename,renameat,renameat2", "error=EIO"),

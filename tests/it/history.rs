@@ -78,7 +78,7 @@ fn a_run_is_pruned_when_its_time_has_come_and_leaves_its_id() {
     assert!(!folder.exists());
     assert!(lab.dir.path().join("records").join(&young).exists());
     assert_eq!(lab.number("SELECT count(*) FROM pruned_runs WHERE has_files = 1"), 0);
-    for table in ["steps", "attempts", "lease_history", "records", "artifacts", "runs"] {
+    for table in ["steps", "attempts", "lease_history", "artifacts", "runs"] {
         let query = format!("SELECT count(*) FROM {table} WHERE run_id = 'old'");
         assert_eq!(lab.number(&query), 0, "{table}");
     }
@@ -155,18 +155,18 @@ fn pruning_goes_in_small_steps() {
     let lab = bench();
     ended(&lab, "model");
     let outside = lab.outside();
-    for table in ["runs", "steps", "records", "attempts", "lease_history"] {
+    for table in ["runs", "steps", "attempts", "lease_history"] {
         multiply(&outside, table, MANY);
     }
     let rows = || {
-        ["runs", "steps", "records", "attempts", "lease_history"]
+        ["runs", "steps", "attempts", "lease_history"]
             .iter()
             .map(|table| lab.number(&format!("SELECT count(*) FROM {table}")))
             .sum::<i64>()
     };
     lab.clock.advance(Duration::from_millis((10 * DAY_MS + 2000).unsigned_abs()));
     let mut seen = vec![rows()];
-    assert!(seen[0] > 5 * MANY, "{seen:?}");
+    assert!(seen[0] > 4 * MANY, "{seen:?}");
     while lab.number("SELECT count(*) FROM runs") > 0 {
         lab.store().poke();
         lab.http.rt.block_on(lab.store().write(|_| Ok(()))).expect("a write");
@@ -217,7 +217,7 @@ fn schema_of(rows: &Connection) -> BTreeSet<String> {
 /// The definitions that a migration wrote over, with their CHECKs: word for word those of a new folder.
 fn checks_of(rows: &Connection) -> String {
     let query = "SELECT group_concat(sql, ';' ORDER BY name) FROM sqlite_schema
-        WHERE type = 'table' AND name IN ('events', 'outbox', 'pruned', 'records', 'runs', 'steps')";
+        WHERE type = 'table' AND name IN ('events', 'outbox', 'pruned', 'runs', 'steps')";
     rows.query_row(query, [], |row| row.get(0)).expect("their definitions")
 }
 
@@ -277,9 +277,19 @@ fn folders_of_earlier_versions_are_brought_up_and_copied_first() {
         assert_eq!(schema_of(&rows), wanted, "from schema {version}");
         assert_eq!(checks_of(&rows), checks_of(new.rows()), "from schema {version}");
         let owed: String = rows
-            .query_row("SELECT group_concat(run_id) FROM records WHERE owed = 1", [], |row| row.get(0))
+            .query_row(
+                "SELECT group_concat(run_id) FROM runs WHERE ended_at IS NOT NULL AND sealed_at IS NULL",
+                [],
+                |row| row.get(0),
+            )
             .expect("one");
         assert_eq!(owed, "lacking", "from schema {version}");
+        let sealed: (String, i64, String) = rows
+            .query_row("SELECT run_id, sealed_at, manifest_sha256 FROM runs WHERE sealed_at IS NOT NULL", [], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .expect("one");
+        assert_eq!(sealed, ("sealed".to_owned(), 3, "hash".to_owned()), "from schema {version}");
         let soundness: String = rows.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("a word");
         assert_eq!(soundness, "ok", "from schema {version}");
         rows.execute("UPDATE runs SET state = 'LOST' WHERE run_id = 'open'", []).expect_err("checked as before");

@@ -42,6 +42,8 @@ fn at_level(level: &str) -> (String, Vec<String>) {
         let outbox = daemon.call("GET", "/v1/outbox", &Value::Null).expect(200);
         outbox["outbox"].as_array().expect("a list").iter().any(|sent| sent["attempts"] != 0).then_some(())
     });
+    // What is told of a write comes after its answer; a write later it is there.
+    daemon.call("POST", "/v1/nodes", &advert("b1", "b1-1", &["board"])).expect(200);
     let mut secrets = vec![nonce, daemon.token().to_owned(), CANARY.to_owned(), SECRET.to_owned()];
     secrets.push("canarycanarycanary".to_owned());
     (daemon.log(), secrets)

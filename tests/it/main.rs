@@ -14,6 +14,7 @@ mod examples;
 mod history;
 mod hold;
 mod lease;
+mod lists;
 mod log;
 mod loops;
 mod nodes;

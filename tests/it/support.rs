@@ -557,7 +557,7 @@ impl Lab {
     /// Counts the rows of all tables that a submission could write to.
     #[track_caller]
     pub fn all_rows(&self) -> i64 {
-        ["runs", "steps", "leases", "lease_history", "attempts", "records", "events"]
+        ["runs", "steps", "leases", "lease_history", "attempts", "events"]
             .iter()
             .map(|table| self.number(&format!("SELECT count(*) FROM {table}")))
             .sum()

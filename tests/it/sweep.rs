@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use mediator::domain::contract::Kind;
-use mediator::domain::ids::NodeId;
+use mediator::domain::contract::{Contract, Kind};
+use mediator::domain::ids::{NodeId, RunId};
+use mediator::domain::json;
 use mediator::domain::matching::{self, Node, Requirement};
+use mediator::store::cancel::cancel;
+use mediator::store::submit::{Submission, submit};
+use mediator::store::{Error, Refusal};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::support::{Lab, available, contract, one_step, requires, step, with};
+use crate::support::{Lab, available, contract, id_of, one_step, requires, step, with};
 
 /// Gives every node back to the queue at once: all drains are lifted while the daemon is down, and its start sweeps.
 fn sweep_all(lab: &mut Lab) {
@@ -272,6 +276,33 @@ fn a_run_that_somebody_else_has_moved_is_not_promoted() {
     assert_eq!((lab.holder("b1"), lab.holder("h1")), (Some(first), None));
     let started: i64 = lab.row("SELECT started_at FROM runs WHERE run_id = ?1", [&second], |row| row.get(0));
     assert_eq!(started, 1, "left as it was found");
+}
+
+/// What a write that is undone has moved into the queue, or out of it, is as it was: nobody counts the one, and nothing
+/// forgets the other (I6).
+#[test]
+fn what_is_undone_neither_waits_nor_is_forgotten() {
+    let lab = Lab::new();
+    lab.node("b1", &["board"]);
+    lab.node("b2", &["board"]);
+    drain_all(&lab, &["b1", "b2"]);
+    let first = lab.queued(&one_step());
+    let undo = || Err::<(), _>(Error::Refused(Refusal::new("undone", "on purpose")));
+    let body = json::parse(one_step().to_string().as_bytes()).expect("JSON");
+    let submission = Submission::new("operator", Contract::parse(&body).expect("a contract"), &body, false);
+    let run = RunId::from_stored(&first);
+    let undone = lab.http.rt.block_on(lab.store().write(move |tx| {
+        submit(tx, &submission)?;
+        cancel(tx, &run, "test", None, None)?;
+        undo()
+    }));
+    assert!(matches!(undone, Err(Error::Refused(refusal)) if refusal.code == "undone"));
+    let second = lab.submit(&one_step()).expect(202);
+    assert_eq!(second["queue"]["position"], 2);
+    lab.delete("/v1/nodes/b1/drain").expect(200);
+    lab.delete("/v1/nodes/b2/drain").expect(200);
+    assert_eq!((lab.state(&first), lab.state(&id_of(&second))), ("RUNNING".to_owned(), "RUNNING".to_owned()));
+    assert_eq!(lab.number("SELECT count(*) FROM runs"), 2);
 }
 
 /// A fleet in which `m` alone serves both roles, and comes first in the order; without it two nodes are needed.

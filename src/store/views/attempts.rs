@@ -31,7 +31,7 @@ pub fn check_holder(conn: &Connection, key: &LogKey, nonce: &str) -> Result<(), 
         return Err(not_found(format_args!("step {} in run {}", key.seq, key.run)));
     };
     let sealed = conn
-        .prepare_cached("SELECT 1 FROM records WHERE run_id = ?1 AND sealed_at IS NOT NULL")?
+        .prepare_cached("SELECT 1 FROM runs WHERE run_id = ?1 AND sealed_at IS NOT NULL")?
         .exists([key.run.as_str()])?;
     if sealed {
         return Err(Error::Refused(Refusal::new("gone", format!("the record of run {} is sealed", key.run))));

@@ -216,7 +216,10 @@ pub fn node_story(conn: &Connection, id: &NodeId, at: At) -> Result<NodeStory, E
     let own = Node { id: id.clone(), agent: !node.is_static, capabilities: node.capabilities.clone() };
     let mut waiting = Vec::new();
     let mut statement = conn.prepare_cached(
-        "SELECT run_id, contract FROM runs WHERE state = 'QUEUED' ORDER BY priority DESC, arrival LIMIT ?1",
+        "SELECT run_id, contract FROM
+             (SELECT arrival AS own, priority AS rank FROM runs INDEXED BY runs_waiting WHERE state = 'QUEUED'
+                  ORDER BY priority DESC, arrival LIMIT ?1)
+             CROSS JOIN runs ON arrival = own ORDER BY rank DESC, own",
     )?;
     let mut rows = statement.query([WAITING])?;
     while let Some(row) = rows.next()? {

@@ -122,8 +122,8 @@ pub fn run(conn: &Connection, id: &RunId, at: At) -> Result<RunView, Error> {
 /// Returns a run that was queued in this transaction, as [`run`] would: what has only just been written is not read back.
 ///
 /// # Errors
-/// Only the database's.
-pub fn queued(conn: &Connection, submission: &Submission, id: &RunId, at: At) -> Result<RunView, Error> {
+/// None that is expected: only what cannot be JSON.
+pub fn queued(submission: &Submission, id: &RunId, position: i64, at: At) -> Result<RunView, Error> {
     let contract = &submission.contract;
     let steps = contract.steps.iter().enumerate().map(|(index, step)| {
         Ok(StepView {
@@ -156,8 +156,7 @@ pub fn queued(conn: &Connection, submission: &Submission, id: &RunId, at: At) ->
         assigned: empty_list(),
         reject: None,
         verdict: None,
-        // Nobody of its priority has come later.
-        queue: Some(QueueView { position: waiting(conn, contract.priority)? }),
+        queue: Some(QueueView { position }),
         steps: steps.collect::<Result<_, Error>>()?,
     })
 }
@@ -216,9 +215,9 @@ pub fn runs(
 /// Returns what follows FROM in the list of runs: the walk, newest first, that has the least to pass over.
 fn walk(filter: &RunFilter) -> String {
     let given = |is_given: bool, condition: &'static str| if is_given { condition } else { "" };
-    let state = given(filter.state.is_some(), "AND state = :state");
     let principal = given(filter.principal.is_some(), "AND runs.principal = :principal");
     let work = given(filter.work.is_some(), "AND runs.work = :work");
+    let state = given(filter.state.is_some(), "AND state = :state");
     if filter.node.is_some() {
         // A node's runs are walked by its leases: those of all its years are not listed to show a page. A run may have
         // held the node twice.
@@ -228,23 +227,31 @@ fn walk(filter: &RunFilter) -> String {
              GROUP BY held.arrival ORDER BY held.arrival DESC LIMIT :limit"
         );
     }
-    if filter.principal.is_some() && filter.state.is_none() && filter.work.is_none() {
-        // One index serves a principal's runs with a state and without: then the walks of all states are merged.
-        let walks = RunState::ALL.map(|state| {
-            format!(
-                "SELECT arrival AS own FROM runs INDEXED BY runs_principal_state
-                 WHERE principal = :principal AND state = '{state}' AND arrival >= :from AND arrival < :before"
-            )
-        });
+    if filter.work.is_some() || (filter.principal.is_none() && filter.state.is_none()) {
+        let index = given(filter.work.is_some(), "INDEXED BY runs_work");
         return format!(
-            "({} ORDER BY own DESC LIMIT :limit) CROSS JOIN runs ON runs.arrival = own ORDER BY own DESC",
-            walks.join(" UNION ALL ")
+            "runs {index} WHERE arrival >= :from AND arrival < :before {state} {principal} {work}
+             ORDER BY arrival DESC LIMIT :limit"
         );
     }
-    // Left to itself, the planner takes the index of the state alone, and passes over everybody else's.
-    let index = given(!principal.is_empty() && !state.is_empty() && work.is_empty(), "INDEXED BY runs_principal_state");
+    // Each state has an index of its own: the walks of all of them are merged.
+    let states = RunState::ALL.into_iter().filter(|state| filter.state.is_none_or(|wanted| wanted == *state));
+    let walks = states.map(|state| {
+        let index = match state {
+            RunState::Queued => "runs_waiting WHERE",
+            // As many as there are nodes, at most.
+            RunState::Running => "runs_ends_by WHERE",
+            _ if principal.is_empty() => "runs_ended WHERE ended_at IS NOT NULL AND",
+            _ => "runs_principal_ended WHERE ended_at IS NOT NULL AND",
+        };
+        format!(
+            "SELECT arrival AS own FROM runs INDEXED BY {index} state = '{state}' {principal}
+                 AND arrival >= :from AND arrival < :before"
+        )
+    });
     format!(
-        "runs {index} WHERE arrival >= :from AND arrival < :before {state} {principal} {work} ORDER BY arrival DESC LIMIT :limit"
+        "({} ORDER BY own DESC LIMIT :limit) CROSS JOIN runs ON runs.arrival = own ORDER BY own DESC",
+        walks.collect::<Vec<_>>().join(" UNION ALL ")
     )
 }
 
@@ -301,7 +308,7 @@ fn stored(text: Option<String>) -> Option<Box<RawValue>> {
     text.map(|text| serde_json::from_str(&text).unwrap_or_else(|_| to_raw_value(&text).expect("a text is JSON")))
 }
 
-/// Finds the places of those that wait: one look for the last of a priority, one walk for all others of it.
+/// Finds the places of those that wait: one walk of the index for those of a priority, and one for what goes before it.
 fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
     let mut queued: Vec<&mut RunView> =
         views.iter_mut().filter(|view| view.state == RunState::Queued.as_str()).collect();
@@ -311,8 +318,7 @@ fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
         let (priority, arrival) = (view.priority, view.arrival);
         let position = match last {
             Some((same, before, position)) if same == priority => position + between(conn, priority, before, arrival)?,
-            _ if is_last(conn, priority, arrival)? => waiting(conn, priority)?,
-            _ => waiting(conn, priority + 1)? + between(conn, priority, 0, arrival)?,
+            _ => above(conn, priority)? + between(conn, priority, 0, arrival)?,
         };
         view.queue = Some(QueueView { position });
         last = Some((priority, arrival, position));
@@ -320,9 +326,10 @@ fn place(conn: &Connection, views: &mut [RunView]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts the waiting runs of `priority` or higher.
-fn waiting(conn: &Connection, priority: i64) -> Result<i64, Error> {
-    let mut statement = conn.prepare_cached("SELECT coalesce(sum(runs), 0) FROM waiting WHERE priority >= ?1")?;
+/// Counts the waiting runs of a higher priority.
+fn above(conn: &Connection, priority: i64) -> Result<i64, Error> {
+    let mut statement = conn
+        .prepare_cached("SELECT count(*) FROM runs INDEXED BY runs_waiting WHERE state = 'QUEUED' AND priority > ?1")?;
     Ok(statement.query_row([priority], |row| row.get(0))?)
 }
 
@@ -333,13 +340,6 @@ fn between(conn: &Connection, priority: i64, after: i64, upto: i64) -> Result<i6
          WHERE state = 'QUEUED' AND priority = ?1 AND arrival > ?2 AND arrival <= ?3",
     )?;
     Ok(statement.query_row((priority, after, upto), |row| row.get(0))?)
-}
-
-fn is_last(conn: &Connection, priority: i64, arrival: i64) -> Result<bool, Error> {
-    let mut statement = conn.prepare_cached(
-        "SELECT 1 FROM runs INDEXED BY runs_waiting WHERE state = 'QUEUED' AND priority = ?1 AND arrival > ?2 LIMIT 1",
-    )?;
-    Ok(!statement.exists((priority, arrival))?)
 }
 
 fn steps(conn: &Connection, run: &str, at: At) -> Result<Vec<StepView>, Error> {

@@ -115,8 +115,9 @@ CREATE INDEX runs_ends_by ON runs (ends_by) WHERE state = 'RUNNING';
 CREATE INDEX runs_queue_until ON runs (queue_until) WHERE state = 'QUEUED' AND queue_until < 9007199254740991;
 CREATE INDEX runs_holder_until ON runs (holder_until) WHERE ended_at IS NULL AND holder_until < 9007199254740991;
 -- Lists of what has ended, newest first: kept when a run ends, so that one that begins to wait has one index to enter.
-CREATE INDEX runs_ended ON runs (state, arrival) WHERE ended_at IS NOT NULL;
-CREATE INDEX runs_principal_ended ON runs (principal, state, arrival) WHERE ended_at IS NOT NULL;
+-- (`ended_at`: what the condition asks of the row is then in the index.)
+CREATE INDEX runs_ended ON runs (state, arrival, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX runs_principal_ended ON runs (principal, state, arrival, ended_at) WHERE ended_at IS NOT NULL;
 -- Lists by work.
 CREATE INDEX runs_work ON runs (work, arrival) WHERE work IS NOT NULL;
 -- The sealer: whose record lacks its seal.

@@ -13,8 +13,8 @@ DROP INDEX runs_waiting;
 DROP INDEX runs_state;
 DROP INDEX runs_principal_state;
 CREATE INDEX runs_waiting ON runs (arrival, priority, principal) WHERE state = 'QUEUED';
-CREATE INDEX runs_ended ON runs (state, arrival) WHERE ended_at IS NOT NULL;
-CREATE INDEX runs_principal_ended ON runs (principal, state, arrival) WHERE ended_at IS NOT NULL;
+CREATE INDEX runs_ended ON runs (state, arrival, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX runs_principal_ended ON runs (principal, state, arrival, ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX runs_owed ON runs (arrival) WHERE ended_at IS NOT NULL AND sealed_at IS NULL;
 CREATE INDEX runs_sealed ON runs (sealed_at) WHERE sealed_at IS NOT NULL;
 

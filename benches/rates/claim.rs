@@ -10,7 +10,6 @@ use super::server::{How, Server};
 use super::table::{Pairs, Table, Target, per_second};
 
 pub fn measure(bench: &Bench, table: &mut Table) {
-    let shot = Shot { path: "/", body: "x".repeat(64).into(), status: 200, with_key: false };
     let time = Duration::from_secs_f64(1.5 * bench.effort.scale);
     let cases = [
         ("claim + result, 1 node, two calls", 1, false, Target::AtLeast(0.7)),
@@ -27,7 +26,7 @@ pub fn measure(bench: &Bench, table: &mut Table) {
                 let steps = work(&own.peer, nodes, time, one_call).await;
                 let each = (own.cpu() - before).as_micros() as f64 / (steps * time.as_secs_f64() * 1.15);
                 eprintln!("  processor time a step, what it is queued with included, about: {each:.0} us");
-                (steps, load(&other.peer, nodes, time, &shot).await.per_second)
+                (steps, load(&other.peer, nodes, time, &Shot::bare()).await.per_second)
             });
             pairs.push(steps, calls / 2.0);
         }

@@ -103,6 +103,13 @@ pub struct Shot {
     pub with_key: bool,
 }
 
+impl Shot {
+    /// What the ceiling is asked for: one small row.
+    pub fn bare() -> Self {
+        Self { path: "/", body: "x".repeat(64).into(), status: 200, with_key: false }
+    }
+}
+
 /// Lets `clients` call one after the other for `time`, after a short run-up that does not count.
 pub async fn load(peer: &Peer, clients: usize, time: Duration, shot: &Shot) -> Load {
     let mut own = Vec::new();

@@ -36,7 +36,6 @@ const fn case(name: &'static str, clients: usize, target: Target) -> Case {
 }
 
 pub fn measure(bench: &Bench, table: &mut Table) {
-    let ceiling = Shot { path: "/", body: "x".repeat(64).into(), status: 200, with_key: false };
     for case in CASES {
         let how = How { slow: case.slow.then_some(&bench.slow), settings: if case.normal { NORMAL } else { &[] } };
         let daemon = Shot { path: "/v1/runs", body: lab::one_step(), status: 202, with_key: case.with_key };
@@ -53,7 +52,7 @@ pub fn measure(bench: &Bench, table: &mut Table) {
                 let own_load = load(&own.peer, case.clients, time, &daemon).await;
                 let own_cpu = own.cpu() - before;
                 let before = other.cpu();
-                let other_load = load(&other.peer, case.clients, time, &ceiling).await;
+                let other_load = load(&other.peer, case.clients, time, &Shot::bare()).await;
                 let each = |cpu: Duration, load: &Load| cpu.as_micros() as f64 / (load.latencies.len() as f64 * 1.15);
                 let (daemon, ceiling) = (each(own_cpu, &own_load), each(other.cpu() - before, &other_load));
                 eprintln!("  processor time a call, about: {daemon:.0} us, ceiling {ceiling:.0} us");

@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::config::Webhook;
 use crate::failpoint;
+use crate::random;
 use crate::store::hub::Topic;
 use crate::store::outbox::{self, Due};
 use crate::store::{Error, Store};
@@ -88,9 +89,7 @@ async fn keep(store: &Store, due: Due, outcome: Result<(), String>) -> Result<()
     if let Err(error) = &outcome {
         log::warn!("a notification was not delivered id={} webhook={} cause={error:?}", due.id, due.webhook);
     }
-    let mut random = [0u8; 2];
-    getrandom::fill(&mut random).expect("the kernel gives random bytes");
-    let jitter = f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX);
+    let jitter = f64::from(u16::from_le_bytes(random::bytes())) / f64::from(u16::MAX);
     store.write(move |tx| outbox::mark(tx, due.id, &outcome, jitter)).await
 }
 

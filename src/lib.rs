@@ -9,6 +9,7 @@ pub mod delivery;
 pub mod domain;
 pub mod failpoint;
 pub mod http;
+mod random;
 pub mod store;
 pub mod systemd;
 pub mod tls;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Context, Exit, Stop, out};
 use crate::client::{Answer, CALL_LIMIT, Error};
 use crate::clock::boottime_ms;
-use crate::store::random_text;
+use crate::random;
 
 /// How long it is tried while the daemon may have got the request: an upgrade or a reboot of its host is longer, and
 /// then it is for a person, or a script, to ask again.
@@ -32,7 +32,7 @@ impl Context {
     /// # Errors
     /// What the daemon refused. When patience ends: what is known, and how to go on with the same key.
     pub async fn change(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Stop> {
-        let key = self.key.clone().unwrap_or_else(|| random_text(26));
+        let key = self.key.clone().unwrap_or_else(|| random::text(26));
         let client = self.client.with_key(&key);
         let content_type = (method == Method::POST).then_some("application/json");
         let began = boottime_ms();

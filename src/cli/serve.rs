@@ -241,7 +241,7 @@ const SEALS_FIRST: usize = 100;
 
 /// How long a seal waits after the end of a run: what the end has set free is to be at work first, and it needs the disk
 /// as well. Whoever asks for a record before has it sealed at once.
-const SEAL_PAUSE: Duration = Duration::from_millis(250);
+const SEAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// When a seal or a removal that failed is tried again.
 const RECORDS_RETRY: Duration = Duration::from_secs(30);

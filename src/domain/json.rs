@@ -71,7 +71,7 @@ impl Json {
 
     /// Returns the canonical form (RFC 8785): keys by UTF-16 code units, numbers as ECMAScript writes them.
     pub fn canonical(&self) -> String {
-        let mut out = String::new();
+        let mut out = String::with_capacity(256);
         self.write_canonical(&mut out);
         out
     }

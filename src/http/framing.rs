@@ -15,7 +15,7 @@ const LONGEST_LINE: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub struct Framing {
     state: State,
-    /// The line that is being read, with its end.
+    /// What was read before of the line that is being read.
     line: Vec<u8>,
     /// Whether the first line of a head was there: line breaks before it are no head's end.
     in_head: bool,
@@ -70,9 +70,9 @@ impl Framing {
                     self.state = if left == 0 { State::DataEnd } else { State::Data(left) };
                 }
                 State::Head | State::Size | State::DataEnd | State::Trailers => {
-                    if self.take_byte(bytes[at]) {
-                        at += 1;
-                    } else {
+                    let (passed, is_good) = self.take_line(&bytes[at..]);
+                    at += passed;
+                    if !is_good {
                         self.in_body = !matches!(self.state, State::Head);
                         self.state = State::Refused;
                     }
@@ -82,13 +82,27 @@ impl Framing {
         at
     }
 
-    /// Adds a byte to the line; says whether all is well.
-    fn take_byte(&mut self, byte: u8) -> bool {
-        self.line.push(byte);
-        if byte != b'\n' {
-            return self.line.len() <= LONGEST_LINE;
-        }
-        let line = take(&mut self.line);
+    /// Takes the rest of the line, or as much of it as is there; returns how many bytes pass, and whether all is well.
+    fn take_line(&mut self, bytes: &[u8]) -> (usize, bool) {
+        let room = LONGEST_LINE - self.line.len();
+        let end = bytes.iter().take(room + 1).position(|byte| *byte == b'\n');
+        let Some(end) = end else {
+            let here = bytes.len().min(room);
+            self.line.extend_from_slice(&bytes[..here]);
+            return (here, here == bytes.len());
+        };
+        let is_good = if self.line.is_empty() {
+            self.whole_line(&bytes[..=end])
+        } else {
+            let mut line = take(&mut self.line);
+            line.extend_from_slice(&bytes[..=end]);
+            self.whole_line(&line)
+        };
+        (end + usize::from(is_good), is_good)
+    }
+
+    /// Looks at a line with its end; says whether all is well.
+    fn whole_line(&mut self, line: &[u8]) -> bool {
         let Some(line) = line.strip_suffix(b"\r\n") else { return false };
         match self.state {
             State::Head => self.head_line(line),
@@ -210,6 +224,19 @@ mod tests {
                 let kept = out.trim_end_matches('\0');
                 assert!(kept.ends_with(last), "{text:?} became {out:?}");
                 assert!(out.len() == text.len() + NEXT.len() || !out.contains('\0'), "{out:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_passes_up_to_its_bound() {
+        for (length, passes) in [(LONGEST_LINE, true), (LONGEST_LINE + 1, false)] {
+            let text = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(length - 4));
+            for size in [1000, LONGEST_LINE + 500, 3 * LONGEST_LINE] {
+                let out = seen(&text, size);
+                assert_eq!(out == text, passes, "{length} in pieces of {size}");
+                let kept = out.trim_end_matches('\0').len();
+                assert!(passes || kept == "GET / HTTP/1.1\r\n".len() + LONGEST_LINE, "{kept} of {length}, {size}");
             }
         }
     }

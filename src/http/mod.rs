@@ -130,7 +130,7 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, store: Store
 
 /// Answers one request, whatever happens.
 async fn answer(app: App, peer: SocketAddr, request: Request<Incoming>) -> Reply {
-    let request_id = crate::store::random_text(12);
+    let request_id = crate::random::text(12);
     let method = request.method().clone();
     let target = request.uri().path().to_owned();
     let mut handling = Box::pin(handle(app, request, request_id.clone()));

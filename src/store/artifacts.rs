@@ -12,9 +12,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::logs::{LogKey, file_error};
 use super::tx::{About, Tx};
-use super::{Error, Folder, Refusal, Store, random_text, views};
+use super::{Error, Folder, Refusal, Store, views};
 use crate::domain::ids::RunId;
 use crate::failpoint;
+use crate::random;
 
 /// A file that is being received.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Store {
         let folder = artifacts_folder(self.folder(), run);
         self.folder().has_no_links(&folder.join("new"))?;
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        let path = folder.join(format!("new-{}", random_text(16)));
+        let path = folder.join(format!("new-{}", random::text(16)));
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let most = self.settings().artifact_max_bytes;
         Ok(Incoming { file: Some(file), path, hash: Sha256::new(), size: 0, most })

@@ -13,11 +13,12 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::folder::{names, open_plain};
 use super::tx::Tx;
-use super::{DATABASE, Error, Store, random_text, runs};
+use super::{DATABASE, Error, Store, runs};
 use crate::backup::Writer;
 use crate::clock::rfc3339;
 use crate::domain::ids::RunId;
 use crate::domain::run::VerdictKind;
+use crate::random;
 
 /// What the name of a backup under way begins with, in the data folder.
 const TEMPORARY: &str = "backup-";
@@ -41,7 +42,7 @@ impl Store {
         let clock = self.clock();
         let made_at = rfc3339(clock.now(), clock.offset());
         self.0.backups.fetch_add(1, Ordering::SeqCst);
-        let folder = self.folder().path().join(format!("{TEMPORARY}{}", random_text(8)));
+        let folder = self.folder().path().join(format!("{TEMPORARY}{}", random::text(8)));
         let backup = Backup { folder, made_at, store: self.clone() };
         let task = tokio::task::spawn_blocking(move || backup.copy().map(|()| backup));
         task.await.map_err(|error| Error::Broken(format!("copying ended early: {error}")))?

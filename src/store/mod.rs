@@ -42,6 +42,7 @@ pub mod record;
 pub mod renew;
 pub mod request;
 pub mod result;
+mod run_ids;
 mod runs;
 mod seal;
 #[cfg(debug_assertions)]
@@ -75,8 +76,8 @@ use writer::Writer;
 
 use crate::clock::{Clock, Ms};
 use crate::config::Settings;
-use crate::domain::ids::RunId;
 use crate::failpoint;
+use crate::random;
 
 /// The deadline of what has none: 2^53 - 1, so that it is a number everywhere.
 pub const NEVER: Ms = 9_007_199_254_740_991;
@@ -341,59 +342,7 @@ fn boot(conn: &Connection, clock: &Clock) -> Result<i64, Error> {
     Ok(number)
 }
 
-/// Characters that are easy to tell apart when read aloud (Crockford's base 32).
-const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-
-/// Returns `length` random characters of 5 bits each.
-pub(crate) fn random_text(length: usize) -> String {
-    let mut bytes = vec![0; length];
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
-    bytes.into_iter().map(|byte| char::from(ALPHABET[usize::from(byte & 31)])).collect()
-}
-
 /// Makes a fencing token: 130 random bits, so that none is ever used twice.
 fn nonce() -> String {
-    random_text(26)
-}
-
-/// Makes the ids of runs: `r-` and 12 characters, short enough to type, in the order in which they are made.
-///
-/// In front is the time: rows that come together then lie together, and a group of submissions changes a few pages of
-/// each index instead of one for every run (a third of what a submission costs). Behind it is what keeps ids apart, in
-/// steps that nobody can guess, so that a mistyped id is most likely nobody's.
-#[derive(Debug, Default)]
-struct RunIds {
-    last: std::cell::Cell<u64>,
-}
-
-impl RunIds {
-    /// The last 25 of 60 bits are steps, of at most 1,024: room for ten thousands of runs in each quarter of a second.
-    const STEP_BITS: u32 = 25;
-
-    fn next(&self, now: Ms) -> RunId {
-        let mut random = [0; 4];
-        getrandom::fill(&mut random).expect("the kernel gives random bytes");
-        let random = u64::from(u32::from_le_bytes(random));
-        // A first step from the lower half, so that there is room behind it.
-        let by_time = (now.unsigned_abs() >> 8) << Self::STEP_BITS | random >> (33 - Self::STEP_BITS);
-        let id = by_time.max(self.last.get() + 1 + random % 1024);
-        self.last.set(id);
-        let characters = (0..12).rev().map(|at| char::from(ALPHABET[(id >> (5 * at) & 31) as usize]));
-        RunId::from_stored(format!("r-{}", characters.collect::<String>()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_of_runs_are_in_order_and_never_the_same() {
-        let ids = RunIds::default();
-        let made: Vec<String> =
-            (0..50_000).map(|at| ids.next(1_800_000_000_000 + at / 100).as_str().to_owned()).collect();
-        assert!(made.windows(2).all(|pair| pair[0] < pair[1]));
-        assert!(made.iter().all(|id| id.len() == 14));
-        assert!(ids.next(1_900_000_000_000).as_str() > made.last().expect("some").as_str());
-    }
+    random::text(26)
 }

@@ -9,9 +9,10 @@ use super::error::Refusal;
 use super::hub::Topic;
 use super::tx::{About, Tx};
 use super::views::{At, Page};
-use super::{Error, not_found, random_text};
+use super::{Error, not_found};
 use crate::clock::{Ms, rfc3339};
 use crate::failpoint;
+use crate::random;
 
 /// Pauses before each further attempt, in milliseconds: about a day in all, then it is given up and kept as failed.
 const PAUSES_MS: [i64; 11] =
@@ -71,7 +72,7 @@ pub(super) fn enqueue(tx: &Tx, event: &str, about: About, data: &Value) -> Resul
                  VALUES (:message, :webhook, :event, :run, :payload, :now, :now)",
             )?
             .execute(named_params! {
-                ":message": format!("msg_{}", random_text(26)), ":webhook": webhook.name, ":event": event,
+                ":message": format!("msg_{}", random::text(26)), ":webhook": webhook.name, ":event": event,
                 ":run": about.run.map(|run| run.as_str()), ":payload": payload.to_string(), ":now": tx.now,
             })?;
         failpoint!("outbox.after_row");

@@ -23,9 +23,10 @@ use super::artifacts::{artifacts_folder, hex};
 use super::folder::{Files, names, open_plain, sync_tree};
 use super::record::{Sealed, sealed};
 use super::views::{self, At};
-use super::{Error, Folder, Refusal, Store, Tx, logs, random_text};
+use super::{Error, Folder, Refusal, Store, Tx, logs};
 use crate::domain::ids::RunId;
 use crate::failpoint;
+use crate::random;
 
 /// How many records are sealed together.
 const TOGETHER: usize = 64;
@@ -321,7 +322,7 @@ struct Draft {
 impl Draft {
     fn new(folder: &Folder, run: &RunId) -> Self {
         let records = folder.records();
-        let root = records.join(format!("{TEMPORARY}{}-{}", run.as_str(), random_text(8)));
+        let root = records.join(format!("{TEMPORARY}{}-{}", run.as_str(), random::text(8)));
         Self { root, place: records.join(run.as_str()), files: Vec::new() }
     }
 

@@ -6,8 +6,8 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use rusqlite::named_params;
-use serde_json::json;
+use rusqlite::params;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::begin::assign;
@@ -41,6 +41,8 @@ pub struct Submission {
     pub requires: String,
     /// The shape of that.
     shape: i64,
+    /// What its first events say of it. Made here, as is all that the writer need not do itself.
+    about: Value,
     /// Whether only to say what would be.
     pub dry_run: bool,
 }
@@ -55,6 +57,7 @@ impl Submission {
         Self {
             principal: principal.to_owned(),
             shape: shape(&contract.requires),
+            about: json!({"name": contract.name, "work": contract.work, "by": principal}),
             contract: Arc::new(contract),
             canonical: body.canonical(),
             requires: requires.unwrap_or_else(|| "[]".to_owned()),
@@ -205,31 +208,38 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<i64
         .prepare_cached(
             "INSERT INTO runs (arrival, run_id, state, principal, name, work, priority, contract, shape, assigned, reject,
                  verdict, created_at, started_at, ended_at, queue_until, ends_by, holder_until)
-             VALUES (:arrival, :run, :state, :principal, :name, :work, :priority, :contract, :shape, :assigned, :reject,
-                 :verdict, :now, :started, :ended, :queue_until, :ends_by, :holder_until)",
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
         )?
-        .execute(named_params! {
-            ":arrival": arrival, ":run": id.as_str(), ":state": state.as_str(), ":principal": submission.principal,
-            ":name": contract.name, ":work": contract.work, ":priority": contract.priority,
-            ":contract": submission.canonical, ":shape": shape, ":assigned": assigned,
-            ":reject": reject.map(serde_json::to_string).transpose()?, ":verdict": verdict, ":now": tx.now,
-            ":started": (state == RunState::Running).then_some(tx.now),
-            ":ended": state.is_terminal().then_some(tx.now),
-            ":queue_until": contract.queue_timeout_ms.map_or(NEVER, |ms| tx.after(ms)),
-            ":ends_by": if state == RunState::Running { tx.after(limit) } else { NEVER },
-            ":holder_until": holder_until(tx, contract),
-        })?;
+        .execute(params![
+            arrival,
+            id.as_str(),
+            state.as_str(),
+            submission.principal,
+            contract.name,
+            contract.work,
+            contract.priority,
+            submission.canonical,
+            shape,
+            assigned,
+            reject.map(serde_json::to_string).transpose()?,
+            verdict,
+            tx.now,
+            (state == RunState::Running).then_some(tx.now),
+            state.is_terminal().then_some(tx.now),
+            contract.queue_timeout_ms.map_or(NEVER, |ms| tx.after(ms)),
+            if state == RunState::Running { tx.after(limit) } else { NEVER },
+            holder_until(tx, contract),
+        ])?;
     failpoint!("submit.after_run");
     insert_steps(tx, contract, id, state)?;
     failpoint!("submit.after_steps");
-    let about = json!({"name": contract.name, "work": contract.work, "by": submission.principal});
-    tx.event("run.submitted", About::run(id), &about)?;
+    tx.event("run.submitted", About::run(id), &submission.about)?;
     match new {
         New::Placed(_) => {}
         New::Queued => {
             let place = Place { priority: Reverse(contract.priority), arrival };
             tx.memory.queue.borrow_mut().join(&submission.principal, shape, &contract.requires, place)?;
-            tx.event("run.queued", About::run(id), &about)?;
+            tx.event("run.queued", About::run(id), &submission.about)?;
             failpoint!("queue.after_rows");
             tx.log(|| format!("run queued run={id} principal={}", submission.principal));
         }
@@ -257,13 +267,11 @@ fn insert_steps(tx: &Tx, contract: &Contract, id: &RunId, state: RunState) -> Re
     let (step_state, ended) = if state.is_terminal() { ("CANCELLED", Some(tx.now)) } else { ("PENDING", None) };
     let mut statement = tx.conn.prepare_cached(
         "INSERT INTO steps (run_id, seq, id, kind, uses, needs, state, ended_at)
-         VALUES (:run, :seq, :id, :kind, :uses, :needs, :state, :ended)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )?;
     for (at, step) in contract.steps.iter().enumerate() {
-        statement.execute(named_params! {
-            ":run": id.as_str(), ":seq": seq(at), ":id": step.id, ":kind": step.kind.name(), ":uses": role(step),
-            ":needs": serde_json::to_string(&needs(contract, step))?, ":state": step_state, ":ended": ended,
-        })?;
+        let needs = serde_json::to_string(&needs(contract, step))?;
+        statement.execute((id.as_str(), seq(at), &step.id, step.kind.name(), role(step), needs, step_state, ended))?;
     }
     Ok(())
 }
@@ -285,8 +293,8 @@ pub(super) fn role(step: &Step) -> Option<String> {
 /// matter to that; whether a role needs an agent does.
 pub(super) fn shape(requirement: &Requirement) -> i64 {
     let roles: Vec<_> =
-        requirement.roles.iter().map(|role| json!([role.capability, role.attrs, role.count, role.agent])).collect();
-    let text = json!([requirement.distinct_nodes, roles]).to_string();
-    let hash = Sha256::digest(text.as_bytes());
+        requirement.roles.iter().map(|role| (&role.capability, &role.attrs, role.count, role.agent)).collect();
+    let text = serde_json::to_vec(&(requirement.distinct_nodes, roles)).expect("texts and numbers are JSON");
+    let hash = Sha256::digest(&text);
     i64::from_be_bytes(hash[..8].try_into().expect("a SHA-256 has 32 bytes"))
 }

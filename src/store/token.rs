@@ -3,10 +3,11 @@
 use rusqlite::{Connection, named_params};
 use sha2::{Digest as _, Sha256};
 
+use super::Error;
 use super::folder::Folder;
-use super::{Error, random_text};
 use crate::clock::Ms;
 use crate::failpoint;
+use crate::random;
 
 /// Who a token belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +58,8 @@ pub(super) fn load(conn: &Connection, folder: &Folder, now: Ms) -> Result<Tokens
     let present = std::fs::read_to_string(&path)
         .is_ok_and(|text| read(conn).is_ok_and(|tokens| tokens.check(text.trim()).is_some()));
     if !present {
-        let id = random_text(10);
-        let text = format!("{PREFIX}{id}_{}", random_text(52));
+        let id = random::text(10);
+        let text = format!("{PREFIX}{id}_{}", random::text(52));
         conn.execute("UPDATE tokens SET revoked_at = ?1 WHERE principal = 'operator' AND revoked_at IS NULL", [now])?;
         conn.execute(
             "INSERT INTO tokens (token_id, principal, role, hash, created_at)

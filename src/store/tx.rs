@@ -8,14 +8,15 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rusqlite::{Connection, named_params};
+use rusqlite::Connection;
 use serde_json::Value;
 
 use super::fleet::Fleet;
 use super::hub::Topic;
 use super::queue::Queue;
+use super::run_ids::RunIds;
 use super::runs::Contracts;
-use super::{Error, NEVER, RunIds};
+use super::{Error, NEVER};
 use crate::clock::Ms;
 use crate::config::Settings;
 use crate::domain::contract::Contract;
@@ -242,13 +243,9 @@ impl<'a> Tx<'a> {
         let id = self.memory.next_number(self.conn, |numbers| &mut numbers.event)?;
         self.conn
             .prepare_cached(
-                "INSERT INTO events (id, at, event, run_id, seq, node_id, data)
-                 VALUES (:id, :at, :event, :run, :seq, :node, :data)",
+                "INSERT INTO events (id, at, event, run_id, seq, node_id, data) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )?
-            .execute(named_params! {
-                ":id": id, ":at": self.now, ":event": event, ":run": run, ":seq": about.seq, ":node": node,
-                ":data": data.to_string(),
-            })?;
+            .execute((id, self.now, event, run, about.seq, node, serde_json::to_string(data)?))?;
         if let Some(run) = about.run {
             self.tell(Topic::Run(run.clone()));
         }

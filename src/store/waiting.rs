@@ -97,6 +97,8 @@ struct WaitingState {
     writes: VecDeque<Box<dyn Write>>,
     poked: bool,
     closed: bool,
+    /// Whether the writer waits for the next: to wake one that does not is a system call for nothing.
+    asleep: bool,
 }
 
 impl Waiting {
@@ -110,7 +112,9 @@ impl Waiting {
         }
         state.writes.push_back(write);
         failpoint!("write.waits");
-        self.arrived.notify_one();
+        if state.asleep {
+            self.arrived.notify_one();
+        }
     }
 
     /// Makes the writer look at its deadlines.
@@ -130,8 +134,10 @@ impl Waiting {
     pub(super) fn take(&self) -> Option<VecDeque<Box<dyn Write>>> {
         let mut state = self.state.lock().expect("no holder panics");
         while state.writes.is_empty() && !state.poked && !state.closed {
+            state.asleep = true;
             state = self.arrived.wait(state).expect("no holder panics");
         }
+        state.asleep = false;
         state.poked = false;
         if state.writes.is_empty() && state.closed {
             return None;
@@ -142,9 +148,11 @@ impl Waiting {
 
     /// Returns `wanted` more writes at most: those that wait, else the first that arrives within `patience`.
     pub(super) fn more(&self, wanted: usize, patience: Duration) -> VecDeque<Box<dyn Write>> {
-        let state = self.state.lock().expect("no holder panics");
+        let mut state = self.state.lock().expect("no holder panics");
+        state.asleep = true;
         let is_empty = |state: &mut WaitingState| state.writes.is_empty() && !state.poked && !state.closed;
         let mut state = self.arrived.wait_timeout_while(state, patience, is_empty).expect("no holder panics").0;
+        state.asleep = false;
         let most = state.writes.len().min(wanted);
         state.writes.drain(..most).collect()
     }

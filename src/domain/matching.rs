@@ -71,6 +71,12 @@ pub struct Reject {
     pub detail: String,
 }
 
+impl AsRef<Self> for Node {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Node {
     /// Returns the first of its capabilities that serves `role`.
     pub fn serves(&self, role: &Role) -> Option<&Capability> {
@@ -98,7 +104,7 @@ impl Node {
 /// # Errors
 /// [`Reject`], naming the first role that cannot be filled and the numbers. A "never" of any role wins over whatever
 /// is unavailable now, so this comes before [`fit`].
-pub fn judge(requirement: &Requirement, known: &[&Node]) -> Result<Assignment, Reject> {
+pub fn judge<N: AsRef<Node>>(requirement: &Requirement, known: &[N]) -> Result<Assignment, Reject> {
     let groups = groups(requirement);
     for group in &groups {
         ever(requirement, known, group, &candidates(requirement, known, group))?;
@@ -108,14 +114,14 @@ pub fn judge(requirement: &Requirement, known: &[&Node]) -> Result<Assignment, R
 
 /// Assigns `requirement` among the `available` nodes, which must be in order (see [`judge`]); `None`: they do not
 /// fit, and nothing is taken.
-pub fn fit(requirement: &Requirement, available: &[&Node]) -> Option<Assignment> {
+pub fn fit<N: AsRef<Node>>(requirement: &Requirement, available: &[N]) -> Option<Assignment> {
     let mut chosen = vec![Vec::new(); requirement.roles.len()];
     for group in groups(requirement) {
         if let [role] = group[..]
             && requirement.roles[role].count == 1
         {
             // The common case, without a list of all that would do: the first that does.
-            let first = available.iter().position(|node| node.serves(&requirement.roles[role]).is_some())?;
+            let first = available.iter().position(|node| node.as_ref().serves(&requirement.roles[role]).is_some())?;
             chosen[role] = vec![first];
             continue;
         }
@@ -129,8 +135,8 @@ pub fn fit(requirement: &Requirement, available: &[&Node]) -> Option<Assignment>
 }
 
 /// For each role of a group the nodes that serve it alone.
-fn candidates(requirement: &Requirement, nodes: &[&Node], group: &[usize]) -> Vec<Vec<usize>> {
-    let serving = |role: &Role| (0..nodes.len()).filter(|&node| nodes[node].serves(role).is_some()).collect();
+fn candidates<N: AsRef<Node>>(requirement: &Requirement, nodes: &[N], group: &[usize]) -> Vec<Vec<usize>> {
+    let serving = |role: &Role| (0..nodes.len()).filter(|&node| nodes[node].as_ref().serves(role).is_some()).collect();
     group.iter().map(|&role| serving(&requirement.roles[role])).collect()
 }
 
@@ -173,7 +179,12 @@ fn groups(requirement: &Requirement) -> Vec<Vec<usize>> {
 }
 
 /// Judges a group on all known nodes: places its slots in order, and refuses at the first that cannot be.
-fn ever(requirement: &Requirement, fleet: &[&Node], group: &[usize], candidates: &[Vec<usize>]) -> Result<(), Reject> {
+fn ever<N: AsRef<Node>>(
+    requirement: &Requirement,
+    fleet: &[N],
+    group: &[usize],
+    candidates: &[Vec<usize>],
+) -> Result<(), Reject> {
     let mut matching = Matching::new(fleet.len());
     let mut wanted = 0;
     for (&role, candidates) in group.iter().zip(candidates) {
@@ -195,19 +206,17 @@ fn ever(requirement: &Requirement, fleet: &[&Node], group: &[usize], candidates:
 }
 
 /// Says what is missing for `role`, as plainly as the adverts allow.
-fn missing(role: &Role, fleet: &[&Node], wanted: usize, known: usize) -> String {
+fn missing<N: AsRef<Node>>(role: &Role, fleet: &[N], wanted: usize, known: usize) -> String {
     let numbers = format!("role `{}`: {wanted} wanted, {known} known", role.name);
-    let own: Vec<&Capability> = fleet
-        .iter()
-        .flat_map(|node| node.capabilities.iter())
-        .filter(|own| own.capability == role.capability)
-        .collect();
+    let fleet = || fleet.iter().map(AsRef::as_ref);
+    let own: Vec<&Capability> =
+        fleet().flat_map(|node| node.capabilities.iter()).filter(|own| own.capability == role.capability).collect();
     if own.is_empty() {
         return format!("{numbers}: no known node has the capability `{}`", role.capability);
     }
     for (key, value) in &role.attrs {
         if key == "node" {
-            if !fleet.iter().any(|node| node.id.as_str() == value) {
+            if !fleet().any(|node| node.id.as_str() == value) {
                 return format!("{numbers}: no known node is called `{value}`");
             }
         } else if !own.iter().any(|own| own.attrs.contains_key(key)) {
@@ -217,10 +226,7 @@ fn missing(role: &Role, fleet: &[&Node], wanted: usize, known: usize) -> String 
         }
     }
     let anyhow = Role { agent: false, ..role.clone() };
-    if role.agent
-        && !fleet.iter().any(|node| node.serves(role).is_some())
-        && fleet.iter().any(|n| n.serves(&anyhow).is_some())
-    {
+    if role.agent && !fleet().any(|node| node.serves(role).is_some()) && fleet().any(|n| n.serves(&anyhow).is_some()) {
         return format!("{numbers}: a command needs a node with an agent, and those that fit are static");
     }
     numbers

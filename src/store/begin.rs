@@ -4,6 +4,7 @@
 use serde_json::json;
 
 use super::error::Refusal;
+use super::fleet::Entry;
 use super::hub::Topic;
 use super::live::{Live, Set, seq};
 use super::progress::set_holder;
@@ -41,9 +42,8 @@ pub(super) fn acquire_node(tx: &Tx, live: &mut Live, at: usize, acquire: &Acquir
         let fleet = tx.fleet()?;
         // A node that became free in this very transaction belongs to the queue first.
         let available: Vec<_> =
-            fleet.available(tx.now).into_iter().filter(|entry| !tx.was_freed_here(&entry.node.id)).collect();
-        let nodes: Vec<_> = available.iter().map(|entry| &entry.node).collect();
-        matching::fit(&wanted, &nodes).map(|chosen| assign(&wanted, &chosen, &available))
+            fleet.available().iter().filter(|entry| !tx.was_freed_here(&entry.node.id)).cloned().collect();
+        matching::fit(&wanted, &available).map(|chosen| assign(&wanted, &chosen, &available))
     } else {
         None
     };
@@ -148,15 +148,14 @@ pub(super) fn claim(tx: &Tx, live: &mut Live, at: usize, instance: &str, nonce: 
 pub(super) const STEP_GRACE_MS: i64 = 30_000;
 
 /// Names the chosen nodes of each role, with the attributes they serve with.
-pub(super) fn assign(
-    requirement: &Requirement,
-    chosen: &[Vec<usize>],
-    nodes: &[&super::fleet::Entry],
-) -> Vec<Assigned> {
-    let named = |role: &matching::Role, &at: &usize| AssignedNode {
-        node_id: nodes[at].node.id.as_str().to_owned(),
-        label: nodes[at].label.clone(),
-        attrs: nodes[at].node.serves(role).map(|own| own.attrs.clone()).unwrap_or_default(),
+pub(super) fn assign<E: AsRef<Entry>>(requirement: &Requirement, chosen: &[Vec<usize>], nodes: &[E]) -> Vec<Assigned> {
+    let named = |role: &matching::Role, &at: &usize| {
+        let Entry { node, label, .. } = nodes[at].as_ref();
+        AssignedNode {
+            node_id: node.id.as_str().to_owned(),
+            label: label.clone(),
+            attrs: node.serves(role).map(|own| own.attrs.clone()).unwrap_or_default(),
+        }
     };
     let roles = requirement.roles.iter().zip(chosen);
     roles

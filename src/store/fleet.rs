@@ -5,6 +5,7 @@
 //! is noticed by `PRAGMA data_version`, and then everything is read again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
@@ -19,8 +20,12 @@ use crate::domain::offer::{self, Offer};
 /// All nodes, in the order in which matching tries them.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    entries: BTreeMap<(usize, NodeId), Entry>,
+    entries: BTreeMap<(usize, NodeId), Arc<Entry>>,
     weights: HashMap<NodeId, usize>,
+    /// Those on which a lease may be granted, in the same order: a sweep asks for them with every run it looks at.
+    available: Vec<Arc<Entry>>,
+    /// When the first of them falls silent, unless it is heard of.
+    available_until: Ms,
     /// On how many nodes each capability and attribute may be had, silence that was not yet marked left aside.
     offered: HashMap<Offer, u32>,
     stale: Stale,
@@ -37,6 +42,8 @@ enum Stale {
 pub(super) struct Entry {
     /// What matching looks at.
     pub(super) node: Node,
+    /// Of that, [`Node::weight`].
+    weight: usize,
     /// What people call it.
     pub(super) label: Option<String>,
     /// The life of its agent.
@@ -53,7 +60,14 @@ pub(super) struct Entry {
 
 impl Default for Fleet {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), weights: HashMap::new(), offered: HashMap::new(), stale: Stale::All }
+        Self {
+            entries: BTreeMap::new(),
+            weights: HashMap::new(),
+            available: Vec::new(),
+            available_until: NEVER,
+            offered: HashMap::new(),
+            stale: Stale::All,
+        }
     }
 }
 
@@ -72,6 +86,23 @@ impl Entry {
     fn is_known(&self, now: Ms) -> bool {
         now < self.known_until
     }
+
+    /// By what nodes are put in order.
+    fn key(&self) -> (usize, &NodeId) {
+        (self.weight, &self.node.id)
+    }
+}
+
+impl AsRef<Node> for Entry {
+    fn as_ref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl AsRef<Node> for Arc<Entry> {
+    fn as_ref(&self) -> &Node {
+        &self.node
+    }
 }
 
 impl Fleet {
@@ -87,26 +118,38 @@ impl Fleet {
         self.stale = Stale::All;
     }
 
-    /// Reads again what was touched.
-    pub(super) fn refresh(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
-        let outcome = self.read_stale(conn, settings);
+    /// Reads again what was touched, and leaves out what has fallen silent.
+    pub(super) fn refresh(&mut self, conn: &Connection, settings: &Settings, now: Ms) -> Result<(), Error> {
+        let outcome = self.read_stale(conn, settings, now);
         if outcome.is_err() {
             // Half of it was read: none of it is known.
             self.stale = Stale::All;
         }
+        if self.available_until <= now {
+            self.available.retain(|entry| entry.is_available(now));
+            let ends = self.available.iter().map(|entry| entry.known_until.min(entry.live_until));
+            self.available_until = ends.min().unwrap_or(NEVER);
+        }
+        #[cfg(debug_assertions)]
+        if outcome.is_ok() {
+            super::statements::unseen(|| self.check(conn, settings, now))?;
+        }
         outcome
     }
 
-    fn read_stale(&mut self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
+    fn read_stale(&mut self, conn: &Connection, settings: &Settings, now: Ms) -> Result<(), Error> {
         match std::mem::replace(&mut self.stale, Stale::These(HashSet::new())) {
+            Stale::These(stale) if stale.is_empty() => {}
             Stale::All => {
                 self.entries.clear();
                 self.weights.clear();
+                self.available.clear();
+                self.available_until = NEVER;
                 self.offered.clear();
                 let mut statement = conn.prepare_cached(ALL)?;
                 let mut rows = statement.query([])?;
                 while let Some(row) = rows.next()? {
-                    self.put(read(row, settings)?);
+                    self.put(read(row, settings)?, now);
                 }
             }
             Stale::These(stale) => {
@@ -115,29 +158,42 @@ impl Fleet {
                     let entry = statement.query_row([id.as_str()], |row| Ok(read(row, settings))).optional()?;
                     self.remove(&id);
                     if let Some(entry) = entry {
-                        self.put(entry?);
+                        self.put(entry?, now);
                     }
                 }
             }
         }
-        #[cfg(debug_assertions)]
-        super::statements::unseen(|| self.check(conn, settings))?;
         Ok(())
     }
 
-    fn put(&mut self, entry: Entry) {
+    fn put(&mut self, entry: Entry, now: Ms) {
+        let entry = Arc::new(entry);
         if entry.may_be_granted() {
             for offer in offer::offers(&entry.node) {
                 *self.offered.entry(offer).or_default() += 1;
             }
         }
-        self.weights.insert(entry.node.id.clone(), entry.node.weight());
-        self.entries.insert((entry.node.weight(), entry.node.id.clone()), entry);
+        if entry.is_available(now)
+            && let Err(at) = self.place(&entry)
+        {
+            self.available.insert(at, Arc::clone(&entry));
+            self.available_until = self.available_until.min(entry.known_until.min(entry.live_until));
+        }
+        self.weights.insert(entry.node.id.clone(), entry.weight);
+        self.entries.insert((entry.weight, entry.node.id.clone()), entry);
+    }
+
+    /// Returns where the node is among the available ones, or would be.
+    fn place(&self, entry: &Entry) -> Result<usize, usize> {
+        self.available.binary_search_by(|other| other.key().cmp(&entry.key()))
     }
 
     fn remove(&mut self, id: &NodeId) {
         let Some(weight) = self.weights.remove(id) else { return };
         let entry = self.entries.remove(&(weight, id.clone())).expect("a node has its place");
+        if let Ok(at) = self.place(&entry) {
+            self.available.remove(at);
+        }
         if entry.may_be_granted() {
             for offer in offer::offers(&entry.node) {
                 let nodes = self.offered.get_mut(&offer).expect("what is offered is counted");
@@ -151,23 +207,26 @@ impl Fleet {
 
     /// Debug builds compare with the rows every time: whoever forgets to touch is found.
     #[cfg(debug_assertions)]
-    fn check(&self, conn: &Connection, settings: &Settings) -> Result<(), Error> {
+    fn check(&self, conn: &Connection, settings: &Settings, now: Ms) -> Result<(), Error> {
         let mut statement = conn.prepare_cached(ALL)?;
         let mut rows = statement.query([])?;
         let mut count = 0;
         while let Some(row) = rows.next()? {
             let entry = read(row, settings)?;
-            let key = (entry.node.weight(), entry.node.id.clone());
-            assert_eq!(self.entries.get(&key), Some(&entry), "a change of this node was not touched");
+            let key = (entry.weight, entry.node.id.clone());
+            let own = self.entries.get(&key).map(AsRef::as_ref);
+            assert_eq!(own, Some(&entry), "a change of this node was not touched");
             count += 1;
         }
         assert_eq!(self.entries.len(), count, "a removed node was not touched");
+        let available = self.entries.values().filter(|entry| entry.is_available(now));
+        assert!(self.available.iter().eq(available), "the available nodes are not all that are");
         Ok(())
     }
 
     /// Returns one node.
     pub(super) fn find(&self, id: &NodeId) -> Option<&Entry> {
-        self.entries.get(&(*self.weights.get(id)?, id.clone()))
+        self.entries.get(&(*self.weights.get(id)?, id.clone())).map(AsRef::as_ref)
     }
 
     /// Returns the nodes that a run holds.
@@ -178,7 +237,7 @@ impl Fleet {
     }
 
     /// Returns the known nodes, in order: heard of within `node.forget_days` and not removed.
-    pub(super) fn known(&self, now: Ms) -> Vec<&Entry> {
+    pub(super) fn known(&self, now: Ms) -> Vec<&Arc<Entry>> {
         self.entries.values().filter(|entry| entry.is_known(now)).collect()
     }
 
@@ -188,14 +247,9 @@ impl Fleet {
         &self.offered
     }
 
-    /// Says whether a lease may be granted on any node now.
-    pub(super) fn has_available(&self, now: Ms) -> bool {
-        self.entries.values().any(|entry| entry.is_available(now))
-    }
-
     /// Returns the nodes on which a lease may be granted now, in order.
-    pub(super) fn available(&self, now: Ms) -> Vec<&Entry> {
-        self.entries.values().filter(|entry| entry.is_available(now)).collect()
+    pub(super) fn available(&self) -> &[Arc<Entry>] {
+        &self.available
     }
 }
 
@@ -221,8 +275,10 @@ fn read(row: &Row, settings: &Settings) -> Result<Entry, Error> {
         .map_err(|error| Error::Broken(format!("the capabilities of node {id}: {error}")))?;
     let last_seen: Ms = row.get(4)?;
     let live_until: Ms = row.get(5)?;
+    let node = Node { id, agent: !is_static, capabilities };
     Ok(Entry {
-        node: Node { id, agent: !is_static, capabilities },
+        weight: node.weight(),
+        node,
         label: row.get(1)?,
         // What is live is known, also when the daemon was down for longer than nodes are remembered.
         known_until: if is_static { NEVER } else { last_seen.saturating_add(settings.node_forget_ms).max(live_until) },

@@ -5,7 +5,7 @@
 //! - `end` deletes, closes the history row, and owes the queue a wake (I6), or makes the node one to be cleaned. A
 //!   lease ends only here, so whoever frees a node can forget neither.
 
-use rusqlite::{OptionalExtension as _, named_params};
+use rusqlite::OptionalExtension as _;
 use serde_json::json;
 
 use super::error::is_collision;
@@ -32,12 +32,9 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
         .conn
         .prepare_cached(
             "INSERT INTO leases (node_id, run_id, nonce, granted_at, not_after)
-             VALUES (:node, :run, :nonce, :now, :not_after)",
+             VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
-        .execute(named_params! {
-            ":node": node.as_str(), ":run": run.run_id.as_str(), ":nonce": nonce(), ":now": tx.now,
-            ":not_after": tx.after(tx.settings.lease_ttl_ms),
-        });
+        .execute((node.as_str(), run.run_id.as_str(), nonce(), tx.now, tx.after(tx.settings.lease_ttl_ms)));
     match inserted {
         Err(error) if is_collision(&error) => return Ok(Err(Taken)),
         other => other?,
@@ -45,9 +42,9 @@ pub(super) fn grant(tx: &Tx, run: &RunRow, node: &NodeId) -> Result<Result<(), T
     tx.conn
         .prepare_cached(
             r#"INSERT INTO lease_history (node_id, run_id, arrival, principal, work, "from")
-               SELECT :node, run_id, arrival, principal, work, :now FROM runs WHERE arrival = :arrival"#,
+               SELECT ?2, run_id, arrival, principal, work, ?3 FROM runs WHERE arrival = ?1"#,
         )?
-        .execute(named_params! { ":node": node.as_str(), ":arrival": run.arrival, ":now": tx.now })?;
+        .execute((run.arrival, node.as_str(), tx.now))?;
     failpoint!("lease.after_grant");
     tx.touch(node);
     tx.event("node.leased", About::run(&run.run_id).on(node), &json!({}))?;

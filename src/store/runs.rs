@@ -138,6 +138,13 @@ impl Contracts {
         Ok(contract)
     }
 
+    /// Keeps the contract of a run that waits, for its promotion. A long queue leaves room for what runs.
+    pub(super) fn keep_waiting(&mut self, run: &RunId, text: &str, contract: &Arc<Contract>) {
+        if self.bytes + text.len() <= Self::BYTES / 2 {
+            self.keep(run, text, contract);
+        }
+    }
+
     /// Keeps a contract that was parsed from `text` already.
     pub(super) fn keep(&mut self, run: &RunId, text: &str, contract: &Arc<Contract>) {
         if self.bytes + text.len() > Self::BYTES {
@@ -182,13 +189,10 @@ pub(super) fn promote(tx: &Tx, run: &RunRow, limit_ms: i64) -> Result<bool, Erro
     let rows = tx
         .conn
         .prepare_cached(
-            "UPDATE runs SET state = 'RUNNING', assigned = :assigned, started_at = :now, ends_by = :ends_by
-             WHERE arrival = :arrival AND state = 'QUEUED'",
+            "UPDATE runs SET state = 'RUNNING', assigned = ?2, started_at = ?3, ends_by = ?4
+             WHERE arrival = ?1 AND state = 'QUEUED'",
         )?
-        .execute(named_params! {
-            ":assigned": serde_json::to_string(&run.assigned)?, ":now": tx.now, ":ends_by": tx.after(limit_ms),
-            ":arrival": run.arrival,
-        })?;
+        .execute((run.arrival, serde_json::to_string(&run.assigned)?, tx.now, tx.after(limit_ms)))?;
     if rows == 1 {
         leave_queue(tx, run);
     }

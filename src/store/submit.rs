@@ -24,7 +24,7 @@ use crate::clock::Ms;
 use crate::domain::contract::{Contract, Kind, Step};
 use crate::domain::ids::RunId;
 use crate::domain::json::Json;
-use crate::domain::matching::{self, Node, Reject, Requirement};
+use crate::domain::matching::{self, Reject, Requirement};
 use crate::domain::run::{RunState, VerdictKind};
 use crate::failpoint;
 
@@ -118,9 +118,10 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
     }
     // From here on a node may be taken: what an earlier write freed belongs to the queue first.
     tx.before_taking()?;
-    let available = fleet.available(tx.now);
-    let chosen = fit(contract, &available).filter(|chosen| matching::width(chosen) <= tx.settings.lease_max_per_run);
-    let assigned = chosen.map(|chosen| assign(&contract.requires, &chosen, &available));
+    let available = fleet.available();
+    let chosen = matching::fit(&contract.requires, available)
+        .filter(|chosen| matching::width(chosen) <= tx.settings.lease_max_per_run);
+    let assigned = chosen.map(|chosen| assign(&contract.requires, &chosen, available));
     drop(fleet);
     if let Some(assigned) = assigned {
         let placed = tx.attempt(|| {
@@ -171,17 +172,11 @@ pub fn submit(tx: &Tx, submission: &Submission) -> Result<Submitted, Error> {
 const COLLISION: &str = "lease-collision";
 
 /// Judges a contract on all known nodes: can it ever be done, and is it narrow enough?
-fn judge(tx: &Tx, contract: &Contract, known: &[&Entry]) -> Result<Vec<Vec<usize>>, Reject> {
-    let nodes: Vec<&Node> = known.iter().map(|entry| &entry.node).collect();
-    let chosen = matching::judge(&contract.requires, &nodes)?;
+fn judge(tx: &Tx, contract: &Contract, known: &[&Arc<Entry>]) -> Result<Vec<Vec<usize>>, Reject> {
+    let chosen = matching::judge(&contract.requires, known)?;
     let width = matching::width(&chosen);
     let most = tx.settings.lease_max_per_run;
     if width > most { Err(matching::too_wide(width, most)) } else { Ok(chosen) }
-}
-
-fn fit(contract: &Contract, available: &[&Entry]) -> Option<Vec<Vec<usize>>> {
-    let nodes: Vec<&Node> = available.iter().map(|entry| &entry.node).collect();
-    matching::fit(&contract.requires, &nodes)
 }
 
 /// How a run comes into being.
@@ -239,6 +234,7 @@ fn insert(tx: &Tx, submission: &Submission, id: &RunId, new: &New) -> Result<i64
         New::Queued => {
             let place = Place { priority: Reverse(contract.priority), arrival };
             tx.memory.queue.borrow_mut().join(&submission.principal, shape, &contract.requires, place)?;
+            tx.memory.contracts.borrow_mut().keep_waiting(id, &submission.canonical, contract);
             tx.event("run.queued", About::run(id), &submission.about)?;
             failpoint!("queue.after_rows");
             tx.log(|| format!("run queued run={id} principal={}", submission.principal));

@@ -19,7 +19,7 @@ use super::runs;
 use super::submit::shape;
 use super::tx::Tx;
 use super::{Error, lease};
-use crate::domain::matching::{self, Node};
+use crate::domain::matching;
 use crate::domain::run::RunState;
 use crate::failpoint;
 
@@ -54,7 +54,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
     }
     let mut heads = {
         let fleet = tx.fleet()?;
-        if !fleet.has_available(tx.now) {
+        if fleet.available().is_empty() {
             return Ok(());
         }
         let queue = tx.queue()?;
@@ -85,7 +85,7 @@ pub(super) fn sweep(tx: &Tx) -> Result<(), Error> {
                 for shape in std::mem::take(&mut too_wide) {
                     heads.extend(next(tx, shape, place)?);
                 }
-                if !tx.fleet()?.has_available(tx.now) {
+                if tx.fleet()?.available().is_empty() {
                     return Ok(());
                 }
             }
@@ -107,9 +107,7 @@ fn next(tx: &Tx, shape: i64, place: Place) -> Result<Option<Reverse<Head>>, Erro
 /// Says whether runs of `shape` fit the nodes that are available now.
 fn fits(tx: &Tx, shape: i64) -> Result<bool, Error> {
     let Some(requirement) = tx.memory.queue.borrow().requirement(shape)? else { return Ok(false) };
-    let fleet = tx.fleet()?;
-    let nodes: Vec<&Node> = fleet.available(tx.now).into_iter().map(|entry| &entry.node).collect();
-    Ok(matching::fit(&requirement, &nodes).is_some())
+    Ok(matching::fit(&requirement, tx.fleet()?.available()).is_some())
 }
 
 /// Moves the run at `place` from QUEUED to RUNNING with its leases, or leaves it as it was.
@@ -123,14 +121,13 @@ fn promote(tx: &Tx, place: Place, own: i64) -> Result<Promotion, Error> {
     }
     {
         let fleet = tx.fleet()?;
-        let available = fleet.available(tx.now);
-        let nodes: Vec<&Node> = available.iter().map(|entry| &entry.node).collect();
-        let Some(chosen) = matching::fit(&contract.requires, &nodes) else { return Ok(Promotion::NoFit) };
+        let available = fleet.available();
+        let Some(chosen) = matching::fit(&contract.requires, available) else { return Ok(Promotion::NoFit) };
         if matching::width(&chosen) > tx.settings.lease_max_per_run {
             tx.log(|| format!("run fits only with more nodes than lease.max_per_run run={run}"));
             return Ok(Promotion::TooWide);
         }
-        row.assigned = assign(&contract.requires, &chosen, &available);
+        row.assigned = assign(&contract.requires, &chosen, available);
     }
     let overtaken = std::cell::Cell::new(false);
     let limit = contract.limit_ms.unwrap_or(tx.settings.run_limit_ms);

@@ -193,7 +193,7 @@ impl<'a> Tx<'a> {
 
     /// Returns the nodes as they are now.
     pub(super) fn fleet(&self) -> Result<Ref<'a, Fleet>, Error> {
-        self.memory.fleet.borrow_mut().refresh(self.conn, self.settings)?;
+        self.memory.fleet.borrow_mut().refresh(self.conn, self.settings, self.now)?;
         Ok(self.memory.fleet.borrow())
     }
 

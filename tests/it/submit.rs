@@ -1,6 +1,7 @@
 //! Submitting: what is answered, and what is stored, row by row.
 
 use std::io::{Read as _, Write as _};
+use std::time::Duration;
 
 use mediator::store::Store;
 use serde_json::{Value, json};
@@ -458,6 +459,18 @@ fn a_run_whose_nodes_are_taken_draining_or_silent_is_queued() {
     lab.advance(61.0);
     assert_eq!(lab.show_node("b1")["live"], false);
     lab.queued(&one_step());
+}
+
+/// The reaper marks silence, but what is submitted before it looks is not given a silent node either.
+#[test]
+fn a_node_is_granted_to_nobody_from_the_moment_it_is_silent() {
+    let lab = Lab::new();
+    lab.node("b1", &["board"]);
+    lab.clock.advance(Duration::from_secs(61));
+    let run = lab.queued(&one_step());
+    assert_eq!(lab.holder("b1"), None);
+    lab.node("b1", &["board"]);
+    assert_eq!(lab.holder("b1"), Some(run));
 }
 
 /// 422: submitting again gives the same; the run is stored, FAILED, with why.
